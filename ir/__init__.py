@@ -1,0 +1,5 @@
+"""The words that every part of headrace speaks: standard library, numpy and networkx only; no clock, no device, no solver.
+
+In the order in which a model passes through them: `errors`, `units`, `sbp`, `mesh`, `op` and `ops/`, `graph`, `boxing`, `cluster`, `work`, `plan`,
+`program`, `machine`, `timeline`.
+"""

@@ -1,0 +1,207 @@
+"""Boxing: how a tensor goes from one placement to another.
+
+On one mesh axis every pair (source, destination) is one step: nothing, a local step (slice, zero, pad) or a collective. An nd boxing is the cheapest chain of such
+steps, found by Dijkstra over the placements of the mesh. A step on one axis may touch a dim only while no inner axis splits that dim: else the pieces that move
+would not be slices.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ir.errors import SbpError
+from ir.mesh import Mesh
+from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_region, local_shape
+
+LOCAL = ("slice", "zero", "pad", "keep")
+COLLECTIVE = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change on one mesh axis: `kind` moves `src` to `dst` (whole nd placements that differ on axis number `axis` alone)."""
+
+    axis: int
+    kind: str
+    src: NdSbp
+    dst: NdSbp
+
+    @property
+    def is_local(self) -> bool:
+        return self.kind in LOCAL
+
+
+def kind_1d(src: Sbp, dst: Sbp) -> str:
+    """The name of the step between two placements on one axis, `none` where they are equal.
+
+    >>> [kind_1d(*pair) for pair in ((P, B), (P, S(0)), (S(0), B), (S(0), S(1)), (B, S(0)), (B, P), (S(0), P))]
+    ['all_reduce', 'reduce_scatter', 'all_gather', 'all_to_all', 'slice', 'zero', 'pad']
+    """
+    if src == dst:
+        return "none"
+    if src.is_partial:
+        if dst.is_partial:
+            raise SbpError(f"{src!r} cannot become {dst!r}: a sum is no maximum")
+        return "all_reduce" if dst.is_broadcast else "reduce_scatter"
+    if dst == P_MAX:
+        if src.is_split:
+            raise SbpError(f"{src!r} cannot become {dst!r}: what is absent would have to be minus infinity")
+        return "keep"
+    if src.is_broadcast:
+        return "slice" if dst.is_split else "zero"
+    return "all_gather" if dst.is_broadcast else "pad" if dst.is_partial else "all_to_all"
+
+
+def legal(shape: Sequence[int], nd: NdSbp, mesh_shape: Sequence[int]) -> bool:
+    """Whether every rank holds something: each dim is at least as long as the number of its slices, axis by axis."""
+    for dim in {s.dim for s in nd if s.is_split}:
+        if dim >= len(shape) or shape[dim] < math.prod(n for s, n in zip(nd, mesh_shape, strict=True) if s == S(dim)):
+            return False
+    return True
+
+
+def may_step(src: NdSbp, dst: NdSbp, axis: int) -> bool:
+    """Whether one step may change `axis`: no inner axis splits a dim that the step cuts or joins."""
+    touched = {s.dim for s in (src[axis], dst[axis]) if s.is_split}
+    return not any(s.is_split and s.dim in touched for s in src[axis + 1 :])
+
+
+def step_nbytes(step: Step, shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """(bytes a rank reads, bytes a rank writes) in this step, for the rank that has most."""
+    return (math.prod(local_shape(shape, step.src, mesh_shape)) * itemsize, math.prod(local_shape(shape, step.dst, mesh_shape)) * itemsize)
+
+
+Price = Callable[[Step], float]
+"""Seconds, or any other non-negative price, of one step."""
+
+
+def bytes_moved(shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int) -> Price:
+    """A price without a machine: bytes that cross a link per rank, and for local steps a twentieth of the bytes written, never 0."""
+
+    def price(step: Step) -> float:
+        read, written = step_nbytes(step, shape, mesh_shape, itemsize)
+        n = mesh_shape[step.axis]
+        if step.is_local:
+            return written / 20 + 1e-9
+        if step.kind == "all_reduce":
+            return 2 * written * (n - 1) / n + 1e-6
+        return max(read, written) * (n - 1) / n + 1e-6
+
+    return price
+
+
+def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int], price: Price) -> tuple[Step, ...]:
+    """The cheapest steps from `src` to `dst`; ties go to fewer collectives, then to the lexically first.
+
+    Raises SbpError where no chain exists (P to P(max)) or a placement is not legal for the shape.
+    """
+    for nd in (src, dst):
+        if len(nd) != len(mesh_shape) or not legal(shape, nd, mesh_shape):
+            raise SbpError(f"placement {nd} is not legal for shape {tuple(shape)} on a mesh of {tuple(mesh_shape)}")
+    if src == dst:
+        return ()
+    counter = itertools.count()
+    start: tuple[float, int, tuple[Step, ...]] = (0.0, 0, ())
+    best: dict[NdSbp, tuple[float, int]] = {}
+    queue = [(*start[:2], (), next(counter), src, start[2])]
+    while queue:
+        cost, collectives, _, _, here, steps = heapq.heappop(queue)
+        if here == dst:
+            return steps
+        if here in best:
+            continue
+        best[here] = (cost, collectives)
+        for step in _moves(here, tuple(shape), tuple(mesh_shape), dst):
+            if step.dst not in best:
+                lexical = tuple((s.axis, s.kind) for s in (*steps, step))
+                heapq.heappush(queue, (cost + price(step), collectives + (not step.is_local), lexical, next(counter), step.dst, (*steps, step)))
+    raise SbpError(f"no boxing leads from {src} to {dst}")
+
+
+@lru_cache(maxsize=4096)
+def _moves(here: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], goal: NdSbp) -> tuple[Step, ...]:
+    found = []
+    for axis, size in enumerate(mesh_shape):
+        targets = [B, *map(S, range(len(shape)))] + ([goal[axis]] if goal[axis].is_partial else [])
+        for target in targets:
+            src = here[axis]
+            if target == src or (src.is_split and target == P_MAX) or (src.is_partial and target.is_partial):
+                continue
+            dst = (*here[:axis], target, *here[axis + 1 :])
+            if size > 1 and not may_step(here, dst, axis):
+                continue
+            if legal(shape, dst, mesh_shape):
+                found.append(Step(axis, kind_1d(src, target), here, dst))
+    return tuple(found)
+
+
+# ---- between meshes ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One p2p message: `region` of the whole tensor from rank `src` to rank `dst`."""
+
+    src: int
+    dst: int
+    region: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor's way from one mesh to another: box to `leave` on the source mesh, send the pieces, box from `enter` on the destination mesh."""
+
+    leave: NdSbp
+    pieces: tuple[Piece, ...]
+    enter: NdSbp
+
+
+def crossing(src: NdSbp, src_mesh: Mesh, dst: NdSbp, dst_mesh: Mesh, shape: Sequence[int]) -> Crossing:
+    """How a tensor that is `src` on one mesh comes to be `dst` on another, every byte crossing once.
+
+    P is reduce-scattered before it leaves and B is sliced; on the far side B is gathered again. Where no dim is long enough to slice, P becomes B and one
+    copy is sent to every rank that needs it.
+    """
+    leave = _sliced(src, src_mesh, shape)
+    enter = leave if src_mesh.shape == dst_mesh.shape else _sliced(dst, dst_mesh, shape)
+    pieces = []
+    for to in dst_mesh.ranks:
+        wanted = local_region(shape, enter, dst_mesh.shape, dst_mesh.coords(to))
+        seen: set[tuple[tuple[int, int], ...]] = set()
+        for source in _nearest_first(src_mesh, dst_mesh, to):
+            have = local_region(shape, leave, src_mesh.shape, src_mesh.coords(source))
+            region = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, have, strict=True))
+            if all(start < stop for start, stop in region) and region not in seen:
+                seen.add(region)
+                pieces.append(Piece(source, to, region))
+    return Crossing(leave, tuple(pieces), enter)
+
+
+def _nearest_first(src_mesh: Mesh, dst_mesh: Mesh, to: int) -> list[int]:
+    """Source ranks, the one at the same place of the mesh first, so that copies are fetched from distinct sources."""
+    place = dst_mesh.ranks.index(to) % src_mesh.size
+    return [*src_mesh.ranks[place:], *src_mesh.ranks[:place]]
+
+
+def _sliced(nd: NdSbp, mesh: Mesh, shape: Sequence[int]) -> NdSbp:
+    """`nd` with every B and P axis split on a dim that divides, outer axes first; B where none does."""
+    out = list(nd)
+    for axis, sbp in enumerate(nd):
+        if sbp.is_split or mesh.shape[axis] == 1:
+            continue
+        out[axis] = B
+        inner = {s.dim for s in out[axis + 1 :] if s.is_split}
+        for dim in range(len(shape)):
+            held = math.prod(n for s, n in zip(out, mesh.shape, strict=True) if s == S(dim))
+            if dim not in inner and shape[dim] % (held * mesh.shape[axis]) == 0:
+                out[axis] = S(dim)
+                break
+    return tuple(out)
+
+
+__all__ = ["COLLECTIVE", "LOCAL", "Crossing", "P", "Piece", "Price", "Step", "bytes_moved", "chain", "crossing", "kind_1d", "legal", "may_step", "step_nbytes"]

@@ -1,0 +1,373 @@
+"""An operator is one sentence, `linear(x[... k], w[k n]) -> out[... n]`, plus what the sentence cannot say.
+
+From the sentence follow shapes, error messages, bytes, the SBP signatures and, for contractions, flops, kernel and gradient. A name between the brackets
+is a *label*: a dim that operands share. `(h d)` is one dim composed of two labels, outer first. `...` stands for the leading labels `b s t u`, as many as
+the operand has; `b` is always the batch and `s` the sequence.
+
+On one mesh axis an operator follows one `Rule`:
+
+* `B`: all operands and outputs are B.
+* `split L`: operands that have the label L are split on it, others are B; outputs that have it are split, outputs that lost it are P.
+* `linear G`: the operands of a group in which the operator is jointly linear are P, others B, outputs P.
+* `B~P`: forward as `B`; in the backward a P cotangent passes through, since every backward is linear in its cotangent.
+
+The nd signature is one rule for each axis. Gradient operators are operators of the catalogue like any other: their operands carry the names of the forward
+operands, `dy` is the cotangent of output `y`, and so the rule of a gradient operator follows from the rule of its forward operator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from ir.errors import GraphError
+from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp
+
+Attrs = Mapping[str, Any]
+Sizes = Mapping[str, int]
+LEADING = ("b", "s", "t", "u")
+"""What `...` stands for, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A named tensor in a sentence; each of its dims is a tuple of labels, of more than one where the dim is composite.
+
+    >>> Operand("x", (("b",), ("h", "d")))
+    x[b (h d)]
+    """
+
+    name: str
+    dims: tuple[tuple[str, ...], ...]
+
+    def __repr__(self) -> str:
+        return f"{self.name}[{' '.join(d[0] if len(d) == 1 else '(' + ' '.join(d) + ')' for d in self.dims)}]"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for dim in self.dims for label in dim)
+
+    def dim_of(self, label: str) -> int | None:
+        """The dim that a split of `label` cuts: only the outermost label of a dim can be split. None where it cannot."""
+        return next((i for i, dim in enumerate(self.dims) if dim[0] == label), None)
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(math.prod(sizes[label] for label in dim) for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rule:
+    """What an operator does on one mesh axis; prints short and parses back.
+
+    >>> [Rule.parse(t) for t in ("B", "B~P", "split b", "linear x+b")]
+    [B, B~P, split b, linear x+b]
+    """
+
+    kind: str
+    on: str = ""
+
+    def __repr__(self) -> str:
+        return f"{self.kind} {self.on}" if self.on else self.kind
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        kind, _, on = text.partition(" ")
+        if kind not in ("B", "B~P", "split", "linear") or (kind in ("split", "linear")) != bool(on):
+            raise GraphError(f"`{text}` is no rule; write B, B~P, split LABEL or linear OPERAND+OPERAND")
+        return cls(kind, on)
+
+
+ALL_B = Rule("B")
+PASS_P = Rule("B~P")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a kernel may know besides its arrays.
+
+    `sizes` are the local sizes of the labels, `total` their sizes over all ranks, `at` the offset of the local shard for each label (0 where absent).
+    `at["b"]` counts samples of the whole step, so random numbers and positions do not depend on the plan.
+    """
+
+    xp: Any
+    attrs: Attrs
+    sizes: Sizes
+    total: Sizes
+    at: Sizes
+    seed: int = 0
+    step: int = 0
+    lr: float = 0.0
+
+
+Kernel = Callable[..., None]
+"""`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operator of the catalogue.
+
+    `sums` and `maxes`: labels that vanish as a sum, as a maximum. `whole`: labels that may not be split. `linear`: groups of operands in which the operator
+    is jointly linear. `stop`: operands and outputs without a cotangent. `grads`: names of the gradient operators. `flops(sizes, attrs)`: floating point
+    operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
+    """
+
+    name: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    kernel: Kernel
+    sums: frozenset[str] = frozenset()
+    maxes: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+    linear: tuple[frozenset[str], ...] = ()
+    stop: frozenset[str] = frozenset()
+    grads: tuple[str, ...] = ()
+    flops: Callable[[Sizes, Attrs], float] | None = None
+    forms: Mapping[str, str] = field(default_factory=dict)
+    is_contraction: bool = False
+    random: bool = False
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.inputs))}) -> {', '.join(map(repr, self.outputs))}"
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def operand(self, name: str) -> Operand:
+        return next(o for o in (*self.inputs, *self.outputs) if o.name == name)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every label, in order of first appearance."""
+        return tuple(dict.fromkeys(label for o in (*self.inputs, *self.outputs) for label in o.labels))
+
+    # ---- shapes ----------------------------------------------------------------------------------------------------------------------------------
+
+    def for_ranks(self, ranks: Sequence[int]) -> Op:
+        """The operator with `...` written out for operands of these numbers of dims."""
+        return _expand(self, tuple(ranks))
+
+    def bind(self, shapes: Sequence[tuple[int, ...]], attrs: Attrs, node: str = "") -> dict[str, int]:
+        """The size of every label, from the shapes of the inputs and, for labels that shapes cannot tell, from `attrs`.
+
+        Raises GraphError with the sentence, the operand and the numbers when they disagree.
+        """
+        where = f"node `{node}`: " if node else ""
+        if len(shapes) != len(self.inputs):
+            raise GraphError(f"{where}{self.sentence} takes {len(self.inputs)} operands, {len(shapes)} were given")
+        sizes: dict[str, int] = {label: int(attrs[label]) for label in self.labels if label in attrs}
+        for operand, shape in zip(self.inputs, shapes, strict=True):
+            if len(shape) != len(operand.dims):
+                raise GraphError(f"{where}{operand!r} has {len(operand.dims)} dims, the tensor given has shape {shape}")
+            for dim, size in zip(operand.dims, shape, strict=True):
+                unknown = [label for label in dim if label not in sizes]
+                known = math.prod(sizes[label] for label in dim if label in sizes)
+                if len(unknown) > 1:
+                    raise GraphError(f"{where}{operand!r}: give the size of {' or '.join(unknown)} as an attribute")
+                if unknown and known and size % known == 0:
+                    sizes[unknown[0]] = size // known
+                elif unknown or known != size:
+                    raise GraphError(f"{where}{operand!r} of {self.sentence}: dim ({' '.join(dim)}) is {size}, but {sizes} was found before")
+        missing = [label for label in self.labels if label not in sizes]
+        if missing:
+            raise GraphError(f"{where}{self.sentence}: the size of {', '.join(missing)} is not given by any operand; give it as an attribute")
+        return sizes
+
+    # ---- signatures ------------------------------------------------------------------------------------------------------------------------------
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Every rule this operator may follow on one mesh axis, whatever the sizes."""
+        splits = tuple(Rule("split", label) for label in self.labels if self._splittable(label))
+        groups = tuple(Rule("linear", "+".join(o.name for o in self.inputs if o.name in group)) for group in self.linear)
+        through = (PASS_P,) if self.grads else ()
+        return (ALL_B, *splits, *groups, *through)
+
+    def _splittable(self, label: str) -> bool:
+        if label in self.whole:
+            return False
+        for operand in (*self.inputs, *self.outputs):
+            if label in operand.labels and operand.dim_of(label) is None:
+                return False
+        lost = [o for o in self.outputs if label not in o.labels]
+        return not lost or label in self.sums or label in self.maxes
+
+    def must_divide(self, label: str) -> bool:
+        """Whether a split of `label` must be even, because the label is the outer part of a composite dim."""
+        return any(len(dim) > 1 and dim[0] == label for o in (*self.inputs, *self.outputs) for dim in o.dims)
+
+    def placements(self, rule: Rule) -> tuple[tuple[Sbp, ...], tuple[Sbp, ...]]:
+        """Placements of the inputs and of the outputs on an axis that follows `rule`."""
+        if rule.kind == "split":
+            ins = tuple(_split(o, rule.on, B) for o in self.inputs)
+            return ins, tuple(_split(o, rule.on, P_MAX if rule.on in self.maxes else P) for o in self.outputs)
+        if rule.kind == "linear":
+            group = rule.on.split("+")
+            return tuple(P if o.name in group else B for o in self.inputs), (P,) * len(self.outputs)
+        return (B,) * len(self.inputs), (B,) * len(self.outputs)
+
+    def cotangents(self, rule: Rule) -> tuple[tuple[Sbp, ...], tuple[Sbp, ...]]:
+        """(cotangent placements of the inputs as this rule gives them, cotangent placements of the outputs as this rule needs them).
+
+        An input that was split has its cotangent split alike, one that was P has it B; one that was B has it B under `B`, else P.
+        """
+        ins, outs = self.placements(rule)
+        for_b = B if rule.kind == "B" else P
+        need = tuple(P if rule.kind == "B~P" else (s if s.is_split else B) for s in outs)
+        return tuple(s if s.is_split else (B if s.is_partial else for_b) for s in ins), need
+
+    def grad_rule(self, rule: Rule, grad: Op) -> Rule:
+        """The rule that the gradient operator `grad` of this operator follows on an axis where this one follows `rule`."""
+        names = [o.name for o in grad.inputs]
+        if rule.kind == "B~P":
+            own = {"d" + o.name for o in self.outputs}
+            return Rule("linear", "+".join(n for n in names if n in own))
+        if rule.kind == "linear":
+            read = [n for n in names if n in rule.on.split("+")]
+            return Rule("linear", "+".join(read)) if read else ALL_B
+        if rule.kind == "split" and rule.on not in grad.labels:
+            return ALL_B
+        return rule
+
+    # ---- work ------------------------------------------------------------------------------------------------------------------------------------
+
+    def flops_of(self, sizes: Sizes, attrs: Attrs) -> float:
+        """Floating point operations of one firing on these (local) label sizes."""
+        if self.flops is not None:
+            return float(self.flops(sizes, attrs))
+        return float(sum(math.prod(o.shape(sizes)) for o in self.outputs))
+
+    def elements_of(self, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Elements of every input and of every output on these label sizes."""
+        return tuple(math.prod(o.shape(sizes)) for o in self.inputs), tuple(math.prod(o.shape(sizes)) for o in self.outputs)
+
+
+def _split(operand: Operand, label: str, otherwise: Sbp) -> Sbp:
+    dim = operand.dim_of(label)
+    return otherwise if dim is None else S(dim)
+
+
+def nd_placements(rules: Sequence[Rule], op: Op) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+    """nd placements of the inputs and outputs of `op` under one rule for each mesh axis.
+
+    A vanished label that one axis sums and P on another simply stand side by side: the nd set is the product over axes.
+    """
+    per_axis = [op.placements(rule) for rule in rules]
+    ins = tuple(tuple(axis[0][i] for axis in per_axis) for i in range(len(op.inputs)))
+    outs = tuple(tuple(axis[1][i] for axis in per_axis) for i in range(len(op.outputs)))
+    return ins, outs
+
+
+# ---- reading a sentence ----------------------------------------------------------------------------------------------------------------------------
+
+_SENTENCE = re.compile(r"\s*([\w.]+)\s*\((.*)\)\s*->\s*(.+)", re.S)
+_OPERAND = re.compile(r"\s*(\w+)\s*\[([^\]]*)\]\s*(?:,|$)")
+_DIM = re.compile(r"\(([\w\s]+)\)|(\.\.\.|\w+)")
+
+
+def parse_sentence(text: str) -> tuple[str, tuple[Operand, ...], tuple[Operand, ...]]:
+    """Name, inputs and outputs of a sentence.
+
+    >>> parse_sentence("heads(x[b s (h d)]) -> out[b h s d]")
+    ('heads', (x[b s (h d)],), (out[b h s d],))
+    """
+    match = _SENTENCE.fullmatch(text)
+    if not match:
+        raise GraphError(f"`{text}` is no sentence; write name(a[m k], b[k n]) -> out[m n]")
+    name, ins, outs = match.groups()
+    return name, _operands(ins, text), _operands(outs, text)
+
+
+def _operands(text: str, sentence: str) -> tuple[Operand, ...]:
+    found: list[Operand] = []
+    position = 0
+    while position < len(text.rstrip()):
+        match = _OPERAND.match(text, position)
+        if not match:
+            raise GraphError(f"`{sentence}`: cannot read the operands from `{text[position:]}`")
+        dims = tuple(tuple((m.group(1) or m.group(2)).split()) for m in _DIM.finditer(match.group(2)))
+        found.append(Operand(match.group(1), dims))
+        position = match.end()
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
+    width = None
+    for operand, rank in zip(op.inputs, ranks, strict=False):
+        if ("...",) in operand.dims:
+            here = rank - (len(operand.dims) - 1)
+            if here < 0 or here > len(LEADING) or (width is not None and here != width):
+                raise GraphError(f"{op.sentence}: `...` stands for {here} dims in {operand!r}, {'at most 4' if width is None else f'{width} before'}")
+            width = here
+    if width is None:
+        return op
+    leading = tuple((label,) for label in LEADING[:width])
+
+    def written_out(operand: Operand) -> Operand:
+        dims = tuple(d for dim in operand.dims for d in (leading if dim == ("...",) else (dim,)))
+        return Operand(operand.name, dims)
+
+    def all_labels(labels: frozenset[str]) -> frozenset[str]:
+        return labels - {"..."} | ({d[0] for d in leading} if "..." in labels else set())
+
+    return replace(
+        op, inputs=tuple(map(written_out, op.inputs)), outputs=tuple(map(written_out, op.outputs)),
+        sums=all_labels(op.sums), maxes=all_labels(op.maxes), whole=all_labels(op.whole),
+    )  # fmt: skip
+
+
+# ---- making operators ------------------------------------------------------------------------------------------------------------------------------
+
+
+def op(
+    sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
+    grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
+) -> Op:  # fmt: skip
+    """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels."""
+    name, ins, outs = parse_sentence(sentence)
+    groups = tuple(frozenset(group.split()) for group in linear)
+    made = Op(
+        name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
+        tuple(grads), flops, dict(forms or {}), random=random,
+    )  # fmt: skip
+    known = {o.name for o in ins}
+    unknown = [n for group in groups for n in group if n not in known]
+    if unknown:
+        raise GraphError(f"{made.sentence}: linear in {unknown}, which are no operands")
+    return made
+
+
+def contraction(sentence: str, contract: Callable[[Op], Kernel]) -> tuple[Op, ...]:
+    """A product of two operands summed over the labels that vanish, and its two gradient operators, which are contractions too.
+
+    `contract(op)` makes the kernel from the sentence. The gradient of operand `a` is named `NAME.da`.
+    """
+    name, ins, outs = parse_sentence(sentence)
+    (a, b), (out,) = ins, outs
+    cotangent = Operand("d" + out.name, out.dims)
+    forward = _contraction(name, (a, b), out, contract, grads=(f"{name}.d{a.name}", f"{name}.d{b.name}"))
+    da = _contraction(f"{name}.d{a.name}", (cotangent, b), Operand("d" + a.name, a.dims), contract)
+    db = _contraction(f"{name}.d{b.name}", (a, cotangent), Operand("d" + b.name, b.dims), contract)
+    return forward, da, db
+
+
+def _contraction(name: str, ins: tuple[Operand, Operand], out: Operand, contract: Callable[[Op], Kernel], grads: tuple[str, ...] = ()) -> Op:
+    labels = {label for o in ins for label in o.labels}
+    draft = Op(
+        name, ins, (out,), kernel=_unmade, sums=frozenset(labels - set(out.labels)), linear=(frozenset({ins[0].name}), frozenset({ins[1].name})),
+        grads=grads, flops=_multiply_adds, is_contraction=True,
+    )  # fmt: skip
+    return replace(draft, kernel=contract(draft))
+
+
+def _unmade(*_: Any) -> None:
+    raise AssertionError("a contraction's kernel is made from its sentence")
+
+
+def _multiply_adds(sizes: Sizes, _: Attrs) -> float:
+    return 2.0 * math.prod(sizes.values())

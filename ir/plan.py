@@ -1,0 +1,196 @@
+"""A Plan: decisions only, small, diffable, JSON.
+
+Mesh axes and stages, schedule and microbatches, recompute, and on every mesh axis a rule for each forward node, a hub for each tensor and three placements
+for each parameter. What follows from these (backward operators, boxing, order, memory) is not in it: `planner.lower` derives it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ir.errors import PlanError
+from ir.mesh import Mesh
+from ir.op import Rule
+from ir.sbp import NdSbp, format_nd, parse_nd
+
+SCHEMA_VERSION = 1
+
+
+class Hub(NamedTuple):
+    """Where a tensor's forward value exists once (`value`), and where its cotangent is summed (`cotangent`)."""
+
+    value: NdSbp
+    cotangent: NdSbp
+
+
+class ParamPlacement(NamedTuple):
+    """Where a parameter's optimizer state and master copy lie, where its compute copy is held between microbatches, where its gradient accumulates.
+
+    On a data-parallel axis (B, B, P) is plain data parallelism, (S, B, P) ZeRO-1, (S, B, S) ZeRO-2, (S, S, S) ZeRO-3.
+    """
+
+    state: NdSbp
+    held: NdSbp
+    grad: NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers [first, last) of the chain and the ranks that run them, in row-major order of the plan's mesh axes."""
+
+    first: int
+    last: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions for one model on one cluster. `batch` is the global batch in samples of `seq` tokens.
+
+    `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers whose forward is run again in the backward. `reboxed`: ("tensor", "node") uses whose
+    saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
+    (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
+    """
+
+    model: str
+    model_fingerprint: str
+    cluster: str
+    cluster_fingerprint: str
+    batch: int
+    seq: int
+    dtype: str
+    optimizer: Mapping[str, Any]
+    axes: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    schedule: str
+    num_microbatches: int
+    recompute: tuple[int, ...]
+    rules: Mapping[str, tuple[Rule, ...]]
+    hubs: Mapping[str, Hub]
+    params: Mapping[str, ParamPlacement]
+    reboxed: tuple[tuple[str, str], ...] = ()
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+
+    def mesh(self, stage: int) -> Mesh:
+        return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
+
+    def stage_of(self, layer: int) -> int:
+        for i, stage in enumerate(self.stages):
+            if stage.first <= layer < stage.last:
+                return i
+        raise PlanError(f"layer {layer} is in no stage; stages are {[(s.first, s.last) for s in self.stages]}")
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(len(s.ranks) for s in self.stages)
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of one (global) microbatch."""
+        return self.batch // self.num_microbatches
+
+    def to_json(self) -> dict[str, Any]:
+        def nd(value: NdSbp) -> str:
+            return format_nd(value, self.axes)
+
+        return {
+            "schema_version": SCHEMA_VERSION, "kind": "plan",
+            "model": {"name": self.model, "fingerprint": self.model_fingerprint},
+            "cluster": {"name": self.cluster, "fingerprint": self.cluster_fingerprint},
+            "batch": self.batch, "seq": self.seq, "dtype": self.dtype, "optimizer": dict(self.optimizer),
+            "layout": dict(self.layout), "predicted": dict(self.predicted),
+            "mesh": dict(zip(self.axes, self.mesh_shape, strict=True)),
+            "stages": [{"layers": [s.first, s.last], "ranks": list(s.ranks)} for s in self.stages],
+            "schedule": self.schedule, "num_microbatches": self.num_microbatches, "recompute": list(self.recompute),
+            "params": _group((k, [nd(v.state), nd(v.held), nd(v.grad)]) for k, v in self.params.items()),
+            "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
+            "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
+            "reboxed": [list(pair) for pair in self.reboxed],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Reads `to_json`; raises PlanError when the document is of another kind or version, or misses a key."""
+        if not isinstance(data, Mapping) or data.get("kind") != "plan":
+            raise PlanError("this document is no plan; `headrace plan MODEL CLUSTER -o plan.json` writes one")
+        if data.get("schema_version") != SCHEMA_VERSION:
+            raise PlanError(f"plan of schema version {data.get('schema_version')}; this headrace reads version {SCHEMA_VERSION}: plan again")
+        try:
+            axes = tuple(data["mesh"])
+
+            def nd(text: str) -> NdSbp:
+                found, value = parse_nd(text)
+                if found != axes:
+                    raise PlanError(f"placement {text} names axes {found}, the plan's mesh has {axes}")
+                return value
+
+            return cls(
+                data["model"]["name"], data["model"]["fingerprint"], data["cluster"]["name"], data["cluster"]["fingerprint"],
+                data["batch"], data["seq"], data["dtype"], dict(data["optimizer"]), axes, tuple(data["mesh"].values()),
+                tuple(Stage(s["layers"][0], s["layers"][1], tuple(s["ranks"])) for s in data["stages"]),
+                data["schedule"], data["num_microbatches"], tuple(data["recompute"]),
+                {k: tuple(map(Rule.parse, v)) for k, v in _ungroup(data["rules"])},
+                {k: Hub(*map(nd, v)) for k, v in _ungroup(data["hubs"])},
+                {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
+                tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, IndexError, ValueError) as error:
+            raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error
+
+
+_NUMBERED = re.compile(r"(.*?\.)(\d+)(\..*)")
+
+
+def _group(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Entries of runs of equal layers written once: `h.0-11.attn.q`.
+
+    >>> _group([("h.0.q", 1), ("h.0.k", 2), ("h.1.q", 1), ("h.1.k", 2), ("ln_f", 1)])
+    {'h.0-1.q': 1, 'h.0-1.k': 2, 'ln_f': 1}
+    """
+    runs: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
+    order: list[tuple[str, str] | str] = []
+    plain: dict[str, Any] = {}
+    for name, value in items:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            plain[name] = value
+            order.append(name)
+            continue
+        key, i = (match[1], match[3]), int(match[2])
+        if key not in runs:
+            order.append(key)
+        here = runs.setdefault(key, [])
+        if here and here[-1][1] == i - 1 and here[-1][2] == value:
+            here[-1] = (here[-1][0], i, value)
+        else:
+            here.append((i, i, value))
+    out: dict[str, Any] = {}
+    for entry in order:
+        if isinstance(entry, str):
+            out[entry] = plain[entry]
+        else:
+            for first, last, value in runs[entry]:
+                out[f"{entry[0]}{first if first == last else f'{first}-{last}'}{entry[1]}"] = value
+    return out
+
+
+_RANGE = re.compile(r"(.*?\.)(\d+)-(\d+)(\..*)")
+
+
+def _ungroup(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """
+    >>> list(_ungroup({'h.0-1.q': 1, 'ln_f': 1}))
+    [('h.0.q', 1), ('h.1.q', 1), ('ln_f', 1)]
+    """
+    for name, value in data.items():
+        match = _RANGE.fullmatch(name)
+        if match is None:
+            yield name, value
+        else:
+            for i in range(int(match[2]), int(match[3]) + 1):
+                yield f"{match[1]}{i}{match[4]}", value

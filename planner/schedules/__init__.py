@@ -1,0 +1,1 @@
+"""The order in which a pipeline stage runs its microbatches, one file a schedule."""

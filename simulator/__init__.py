@@ -1,0 +1,1 @@
+"""How long a Program takes, and how much memory."""
