@@ -37,6 +37,7 @@ from planner.pricing import Pricing
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 
 Where = str | Callable[[Any], bool]
+Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +98,19 @@ class Placed:
 def search(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
     state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
-    space: Space | None = None, tables: Tables | None = None, fold: bool = True,
+    space: Space | None = None, tables: Tables | None = None, solver: Solver = solve,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
-    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next.
+    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next. `solver`
+    minimises the factor graph, given the layers as blocks to fold.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
     terms = _Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
     problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables)
-    solution = solve(problem.factor_graph(), problem.blocks() if fold else ())
-    return problem.placed(solution, start)
+    return problem.placed(solver(problem.factor_graph(), problem.blocks()), start)
 
 
 def price(
@@ -125,13 +126,62 @@ def price(
     start = time.perf_counter()
     terms = _Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
     problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}))
-    return problem.placed(solve(problem.factor_graph()), start)
+    return problem.placed(solve(problem.factor_graph(), problem.blocks()), start)
 
 
 def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, space: Space | None = None) -> Tables:
     """Tables to hand to several searches on one mesh with one pricing, whatever their graphs, prices and limits."""
     active = [k for k, n in enumerate(mesh_shape) if n > 1]
     return Tables(pricing, tuple(axes[k] for k in active), tuple(mesh_shape[k] for k in active), (space or Space()).uneven)
+
+
+RESIDUAL_OPS = frozenset({"layer_norm", "rms_norm", "add", "add_positions", "dropout"})
+"""Operators on the residual stream: where sequence parallelism splits the sequence and plain tensor parallelism repeats the work."""
+
+
+def layout_space(
+    graph: Graph, axes: Sequence[str], *, zero: int | None = None, sp: bool | None = None, dp_axis: str = "dp", tp_axis: str = "tp",
+    uneven: frozenset[str] = frozenset({"v"}),
+) -> Space:  # fmt: skip
+    """What `--fix dp=..,tp=..,zero=..,sp=..` leaves to choose.
+
+    On `dp_axis` every operator that has a batch splits it, and parameters follow the ZeRO level where one of their dims divides (absent: free). On `tp_axis` the
+    search is free, but for `sp`: True splits the sequence on the residual stream, False repeats it.
+    """
+    rules: list[Limit] = []
+    hubs: list[Limit] = []
+    params: list[Limit] = []
+    batch_dim = {t: _dims_called(graph, n, ("b",))[j] for n in graph.nodes for j, t in enumerate(n.outputs)}
+    if dp_axis in axes:
+        rules.append(Limit(lambda n: "b" in graph.op(n).labels, dp_axis, lambda rule: rule == Rule("split", "b")))
+        rules.append(Limit(lambda n: "b" not in graph.op(n).labels, dp_axis, lambda rule: rule.kind in ("B", "B~P")))
+        hubs.append(Limit(lambda t: bool(batch_dim[t.name]), dp_axis, lambda pair: pair[0].is_split and pair[0].dim == 0))
+        if zero is not None:
+            params.append(Limit("*", dp_axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)))
+    if tp_axis in axes and sp is not None:
+        tokens = {t: _dims_called(graph, n, ("b", "s"))[j] for n in graph.nodes for j, t in enumerate(n.outputs)}
+        stream = {t for n in graph.nodes if n.op in RESIDUAL_OPS for t in (n.outputs[0], n.inputs[0])}
+        if sp:
+            rules.append(Limit(lambda n: n.op in RESIDUAL_OPS, tp_axis, lambda rule: rule == Rule("split", "s")))
+        else:
+            rules.append(Limit(lambda n: n.op in RESIDUAL_OPS, tp_axis, lambda rule: rule.kind != "split"))
+            rules.append(Limit("*", tp_axis, lambda rule: rule not in (Rule("split", "b"), Rule("split", "s"))))
+            hubs.append(Limit(lambda t: bool(tokens[t.name]), tp_axis, lambda pair: not (pair[0].is_split and pair[0].dim < 2)))
+            hubs.append(Limit(lambda t: t.name in stream, tp_axis, lambda pair: not pair[0].is_split))
+    return Space(uneven, tuple(rules), tuple(hubs), tuple(params))
+
+
+def _dims_called(graph: Graph, node: Node, labels: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """For each output of a node the leading dims with these labels."""
+    return [tuple(d for d, dim in enumerate(o.dims) if dim[0] in labels) for o in graph.op(node).outputs]
+
+
+def _is_zero(level: int, triple: tuple[Sbp, Sbp, Sbp]) -> bool:
+    """Whether (state, held, grad) on the data-parallel axis is this level of ZeRO."""
+    state, held, grad = triple
+    if level not in (0, 1, 2, 3):
+        raise PlanError(f"zero={level} is no level of ZeRO; legal are 0, 1, 2, 3")
+    return (state.is_split, held.is_split, grad.is_split) == (level >= 1, level >= 3, level >= 2) and (grad.is_split or grad.is_partial)
 
 
 # ---- the problem -------------------------------------------------------------------------------------------------------------------------------------
