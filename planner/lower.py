@@ -42,7 +42,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
     Raises PlanError when the plan does not belong to the model or holds a value that is not legal.
     """
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
-    check_plan(graph, plan)
+    plan = check_plan(graph, plan).squeezed()
     joint = backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
     stages = place(joint, plan)
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
@@ -51,7 +51,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
     orders: dict[Queue, tuple[Firing, ...]] = {}
     for i, tasks in enumerate(stages):
         slots = schedule(plan.schedule).slots(i, len(stages), plan.num_microbatches)
-        writer = _Writer(plan, stages, i, slots)
+        writer = _Writer(plan, stages, i, slots, frozenset(wanted))
         for rank in tasks.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
@@ -87,8 +87,8 @@ class _Life:
 class _Writer:
     """Writes one stage's tasks out for its ranks."""
 
-    def __init__(self, plan: Plan, stages: tuple[StageTasks, ...], stage: int, slots: tuple[Slot, ...]) -> None:
-        self.plan, self.stages, self.stage, self.slots = plan, stages, stage, slots
+    def __init__(self, plan: Plan, stages: tuple[StageTasks, ...], stage: int, slots: tuple[Slot, ...], present: frozenset[int]) -> None:
+        self.plan, self.stages, self.stage, self.slots, self.present = plan, stages, stage, slots, present
         self.here = stages[stage]
         self.mesh: Mesh = self.here.mesh
         self.all_tasks = tuple(t for part in self.here.tasks.values() for t in part)
@@ -167,9 +167,11 @@ class _Writer:
 
     def _actor(self, rank: int, task: Task) -> Actor:
         work, channel = self._work(rank, task)
+        if not self.present.issuperset(work.group):
+            channel = ""  # its partners are represented by this rank, which then waits for nobody
         names = [tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates)]
         if work.op == "fill":
-            names[0] = ()
+            names[0] = ()  # what would have been read counts on another rank
         return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, *names, channel, task.origin, task.phase, task.layer)
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:
