@@ -16,7 +16,7 @@ _HOME = {
     "run": "running", "diff": "running", "measure": "running",
 }  # fmt: skip
 
-__all__ = ["diff", "explain", "load", "load_cluster", "lower", "measure", "plan", "run", "simulate"]  # noqa: F822
+__all__ = ["diff", "explain", "load", "load_cluster", "lower", "measure", "plan", "run", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
