@@ -6,13 +6,16 @@ m, a microbatch register's item number is k*M + m, a step register's is k. How a
 | actor fires each | register's clock | as a read | as a write |
 |---|---|---|---|
 | microbatch | microbatch | the item of this firing | the item of this firing |
-| microbatch | step | needs item k from its first firing on, releases it at its last | takes the slot at its first firing, adds at the others, publishes at its last |
+| microbatch | step | needs item k from its first firing on, frees it at its last | takes the slot at its first firing, adds after, publishes at its last |
 | step | step | item k | item k |
 
 `Actor.updates` are in place: the actor waits until item k of the register is there and every reader of it has released it; the same slot is then item k + 1.
-A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone.
+A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone. One
+with an initial item may have no writer: a constant, whose item is there in every step. Initial items come before the written ones: with n of them, a reader
+of step k meets what was written in step k - n. Slots are taken in turn, in the order in which the writer opens the items.
 An action (actor, step, microbatch) may start when it heads its queue's order, its items exist, a slot is free for each item it opens, and every other actor of
-its channel may start as well. It frees and publishes when it finishes; the actors of a channel start together and finish together.
+its channel may start as well. It frees and publishes when it finishes; the actors of a channel may start together, and
+each frees and publishes, on its own rank, when its own part of the transfer is over.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class Register:
 
     `credits` slots; `initial` items are there before the first step (1 for parameters and optimizer state). `tensor` and `region` say which part of which
     logical tensor it is, `init` how its initial item starts. `memory` is the class it counts for in the ledger. `replica`: this rank holds a copy that another
-    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`; without arena it is its own.
+    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`.
     """
 
     name: str
@@ -125,7 +128,7 @@ class Program:
 
     def check(self) -> Program:
         """Proves that the program is well formed and live for ever; returns it, or raises ProgramError or Deadlock with the sentence."""
-        from ir.machine import prove
+        from ir.proof import prove
 
         prove(self)
         return self
