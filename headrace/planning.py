@@ -113,7 +113,8 @@ def model_of(plan: Plan, model: Model | None = None) -> Model:
         model = load(plan.model)
     if model.fingerprint != plan.model_fingerprint:
         raise PlanError(
-            f"the plan is for another model: it was made for `{plan.model}` with fingerprint {plan.model_fingerprint}, `{model.name}` has {model.fingerprint}; plan again"
+            f"the plan is for another model: it was made for `{plan.model}` with fingerprint {plan.model_fingerprint}, "
+            f"`{model.name}` has {model.fingerprint}; plan again"
         )
     return model
 
@@ -125,8 +126,8 @@ def cluster_of(plan: Plan, cluster: Cluster | str | None = None) -> Cluster:
         raise ClusterError(f"the plan needs {plan.num_ranks} devices; cluster `{found.name}` has {found.num_devices}: plan for it again")
     if cluster is None and found.fingerprint != plan.cluster_fingerprint:
         raise PlanError(
-            f"the plan is for cluster `{plan.cluster}` with fingerprint {plan.cluster_fingerprint}, which is now {found.fingerprint} (measured again, or another release): "
-            f"plan again, or name the cluster"
+            f"the plan is for cluster `{plan.cluster}` with fingerprint {plan.cluster_fingerprint}, which is now {found.fingerprint} "
+            f"(measured again, or another release): plan again, or name the cluster"
         )
     return found
 

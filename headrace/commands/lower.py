@@ -23,5 +23,5 @@ def answer(args: Namespace, progress: Progress) -> Answer:
         "cluster": {"name": plan.cluster, "fingerprint": plan.cluster_fingerprint}, "program": args.output, "fingerprint": program.fingerprint,
         "ranks": len(program.ranks), "actors": len(program.actors), "registers": len(program.registers), "register_bytes": held,
     }  # fmt: skip
-    line = f"{args.output}: {len(program.actors)} actors and {len(program.registers)} registers ({nbytes(held)}) on {len(program.ranks)} ranks; proved free of deadlock"
-    return Answer(document, (line,))
+    size = f"{len(program.actors)} actors and {len(program.registers)} registers ({nbytes(held)}) on {len(program.ranks)} ranks"
+    return Answer(document, (f"{args.output}: {size}; proved free of deadlock",))

@@ -59,7 +59,8 @@ def entry(rank: int, plan: Plan) -> dict[str, Any]:
 
 def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) -> tuple[Shown, ...]:
     best = found.plans[0]
-    head = f"{model.name} ({count(model.num_params)} parameters) on {cluster.name}, {cluster.num_devices} devices: batch {best.batch}, {best.seq} tokens, {best.dtype}"
+    what = f"{model.name} ({count(model.num_params)} parameters) on {cluster.name}, {cluster.num_devices} devices"
+    head = f"{what}: batch {best.batch}, {best.seq} tokens, {best.dtype}"
     assumed = tuple(f"assumed: {sentence}" for sentence in cluster.assumed)
     rows = tuple(_row(i, p.layout, p.predicted) for i, p in enumerate(found.plans, 1))
     table = Table("", ("", "layout", ">step", ">tokens/s/device", ">TFLOP/s/device", ">MFU", ">bubble", ">peak GiB", "memory"), rows)
@@ -71,10 +72,8 @@ def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) ->
 
 
 def _row(rank: int, layout: Mapping[str, Any], p: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        str(rank), describe(layout), seconds(p["step_s"]), f"{p['tokens_per_s_per_gpu']:.0f}", f"{p['tflops_per_gpu']:.3g}", percent(p["mfu"]), percent(p["bubble"]),
-        f"{p['peak_gib']:.3g}", FITS[p["fits"]],
-    )  # fmt: skip
+    speed = (seconds(p["step_s"]), f"{p['tokens_per_s_per_gpu']:.0f}", f"{p['tflops_per_gpu']:.3g}", percent(p["mfu"]), percent(p["bubble"]))
+    return (str(rank), describe(layout), *speed, f"{p['peak_gib']:.3g}", FITS[p["fits"]])
 
 
 def _complaint(best: Plan, exit_code: int) -> str:
