@@ -7,7 +7,7 @@ last of them finishes the action for all, so that no slot is freed while a neigh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -46,9 +46,9 @@ class Driver:
     raises ExecutionError with rank, actor and message when a thread failed, Deadlock with the Machine's story when nothing can run any more.
     """
 
-    def __init__(self, machine: Machine, backend: Backend, performs: Sequence[Callable[[int, int], None]], watchdog_s: float, marks: Marks | None = None) -> None:
+    def __init__(self, machine: Machine, backend: Backend, watchdog_s: float, marks: Marks | None = None) -> None:
         self.machine = machine
-        self.performs = performs
+        self.performs: Sequence[Callable[[int, int], None]] = ()
         self.watchdog_s = watchdog_s
         self.marks = marks
         self.lock = threading.Lock()
@@ -139,8 +139,6 @@ class Driver:
                     lane.action = action = machine.start(index)
                 else:
                     lane.parked = True
-                    if not self.num_running and not machine.done and not self.stopping:
-                        raise Deadlock(machine.story())
             if not startable:
                 lane.gate.acquire()
                 if self.stopping:
@@ -186,6 +184,8 @@ class Driver:
             if other.parked:
                 other.parked = False
                 other.gate.release()
+        if not self.num_running and not self.machine.done:
+            raise Deadlock(self.machine.story())
 
     def _num_members(self, actor: Actor) -> int:
         return len(self.machine.program.channels[actor.channel])
@@ -206,8 +206,3 @@ def _closed_gate() -> threading.Lock:
     gate = threading.Lock()
     gate.acquire()
     return gate
-
-
-def actors_by_name(machine: Machine) -> Mapping[str, int]:
-    """The Machine's number of every actor."""
-    return {a.name: i for i, a in enumerate(machine.actors)}

@@ -26,6 +26,9 @@ class Moment(NamedTuple):
     first_sample: int = 0
 
 
+START = Moment()
+
+
 def step(
     graph: Graph, params: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.ndarray, seed: int = 0, step: int = 0, first_sample: int = 0,
 ) -> tuple[float, Arrays]:  # fmt: skip
@@ -54,7 +57,7 @@ def init(graph: Graph, seed: int) -> Arrays:
     return {p.name: makers[p.init["init"]](p).astype(p.dtype) for p in graph.params}
 
 
-def forward(graph: Graph, given: Mapping[str, np.ndarray], moment: Moment = Moment()) -> Arrays:
+def forward(graph: Graph, given: Mapping[str, np.ndarray], moment: Moment = START) -> Arrays:
     """Every tensor of the graph, by name."""
     values: Arrays = dict(given)
     for node in graph.nodes:
@@ -66,7 +69,7 @@ def forward(graph: Graph, given: Mapping[str, np.ndarray], moment: Moment = Mome
     return values
 
 
-def backward(graph: Graph, values: Mapping[str, np.ndarray], seeds: Mapping[str, np.ndarray], moment: Moment = Moment()) -> Arrays:
+def backward(graph: Graph, values: Mapping[str, np.ndarray], seeds: Mapping[str, np.ndarray], moment: Moment = START) -> Arrays:
     """The cotangent of every tensor that has one, from those of the outputs."""
     cotangents: Arrays = dict(seeds)
     for node in reversed(graph.nodes):

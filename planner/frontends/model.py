@@ -50,6 +50,11 @@ class Model:
         return transformer.num_params(self.config)
 
     @property
+    def max_seq(self) -> int:
+        """The longest sequence whose graph can be built as the config means it: its positions, or its sliding window where that is shorter."""
+        return min(self.config.max_positions, self.config.window or self.config.max_positions)
+
+    @property
     def fingerprint(self) -> str:
         """Changes when anything that a plan depends on changes."""
         return self.config.fingerprint
@@ -61,7 +66,7 @@ class Model:
         return {
             "name": self.name, "family": self.family, "num_params": self.num_params, "layers": c.num_layers, "hidden": c.hidden, "heads": c.num_heads,
             "kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "mlp_hidden": c.mlp_hidden, "vocab": c.vocab, "max_positions": c.max_positions,
-            "tied": c.tied, "source": self.source, "reference": self.reference, "fingerprint": self.fingerprint,
+            "max_seq": self.max_seq, "tied": c.tied, "source": self.source, "reference": self.reference, "fingerprint": self.fingerprint,
         }  # fmt: skip
 
     def graph(self, batch: int, seq: int, dtype: str = "float32") -> Graph:

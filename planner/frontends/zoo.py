@@ -21,11 +21,16 @@ def zoo_names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+def config_of(name: str) -> Mapping[str, Any]:
+    """The config of a zoo model in the keys of Hugging Face; KeyError where there is none."""
+    config: Mapping[str, Any] = _entries()[name]["config"]
+    return config
+
+
 def from_zoo(name: str, overrides: Mapping[str, Any] | None = None) -> Model:
     """The zoo's model of this name; KeyError where there is none. With `overrides` the name says which."""
-    entry = _entries()[name]
     full = name + changes(overrides or {})
-    return Model(full, parse(entry["config"], f"zoo model `{name}`", overrides), entry["source"], full)
+    return Model(full, parse(config_of(name), f"zoo model `{name}`", overrides), _entries()[name]["source"], full)
 
 
 @cache
