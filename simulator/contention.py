@@ -9,23 +9,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 from simulator.routes import Edge
 
 INFINITY = math.inf
-
-
-class Pool[D](Protocol):
-    """Jobs that slow each other down."""
-
-    def add(self, now_s: float, job: int, seconds: float, demand: D) -> None: ...
-
-    def next_s(self) -> float:
-        """When the next job finishes if nothing is added before; infinity where there is none."""
-
-    def pop(self) -> int:
-        """Takes out the job that finishes at `next_s()`."""
 
 
 class Cores:

@@ -13,18 +13,19 @@ from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
 from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
-from simulator.routes import Routes
+from simulator.routes import Edge, Routes
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a framework adds: `launch_s` seconds to every compute firing, `firing_s` to every firing of any kind."""
+    """What a framework adds: `launch_s` to every compute work, and before any action `firing_s`, or `firing_s + wake_s` on a queue that had been waiting."""
 
     name: str = "headrace"
     launch_s: float = 0.0
     firing_s: float = 0.0
+    wake_s: float = 0.0
 
 
 class CostModel:
@@ -35,6 +36,7 @@ class CostModel:
     * Collectives: a measured curve of the same kind and group shape where there is one, else alpha-beta lines on the topology (`simulator.collectives`).
     * Between threads of one machine (`profile["transport"]`): a copy through memory.
 
+    `num_cores`: how many threads of the cluster run at once where its devices are threads (`profile["cores"]`), 0 where every device is its own.
     `active`: the ranks that take part (default all); their neighbours' traffic is not counted. Everything is cached by its key, so a price costs a look-up.
 
     >>> from simulator.clusters import shorthand
@@ -56,6 +58,7 @@ class CostModel:
         self._lines: dict[tuple[Any, ...], tuple[Line, ...]] = {}
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
+        self.num_cores = float(cluster.profile.get("cores", 0.0))
         self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
 
     # ---- compute -----------------------------------------------------------------------------------------------------------------------------------
@@ -146,19 +149,25 @@ class CostModel:
         copied = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n}.get(kind, 1.0) * nbytes
         return transport["latency_s"] + copied / transport["bytes_per_s"]
 
+    def transfer(self, work: Work, rank: int) -> tuple[float, Mapping[Edge, float]] | None:
+        """(seconds while nothing else is on the links, share of each link that it uses), for an engine that lets transfers meet; None where no link is crossed."""
+        if work.kind not in ("collective", "send", "recv") or len(work.group) <= 1 or self._transport is not None:
+            return None
+        line = self.line(work.op if work.kind == "collective" else "p2p", work.nbytes, work.group, alone=True)
+        seconds = line.at(work.nbytes)
+        return seconds, {e: load * work.nbytes / self.routes.bytes_per_s(e) / seconds for e, load in line.loads.items()} if seconds else {}
+
     # ---- work --------------------------------------------------------------------------------------------------------------------------------------
 
     def work_s(self, work: Work, rank: int) -> float:
-        """Seconds of one firing on `rank`."""
+        """Seconds of one firing on `rank`, once it runs."""
         if work.kind == "compute":
-            seconds = self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
-        elif work.kind == "collective":
-            seconds = self.collective_s(work.op, work.nbytes, work.group)
-        elif work.kind in ("send", "recv"):
-            seconds = self.p2p_s(work.nbytes, *work.group)
-        else:
-            seconds = work.nbytes / self.cluster.devices[rank].bytes_per_s
-        return seconds + self.runtime.firing_s
+            return self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
+        if work.kind == "collective":
+            return self.collective_s(work.op, work.nbytes, work.group)
+        if work.kind in ("send", "recv"):
+            return self.p2p_s(work.nbytes, *work.group)
+        return work.nbytes / self.cluster.devices[rank].bytes_per_s
 
 
 def peak(device: Device, dtype: str) -> float:
@@ -187,7 +196,7 @@ def curve_s(rows: Sequence[Sequence[float]], nbytes: float) -> float:
 
 def _runtime_of(cluster: Cluster) -> Runtime:
     driver = cluster.profile.get("driver", {})
-    return Runtime(firing_s=float(driver.get("firing_s", 0.0)))
+    return Runtime(firing_s=float(driver.get("firing_s", 0.0)), wake_s=float(driver.get("wake_s", 0.0)))
 
 
 def _device_kinds(cluster: Cluster) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
@@ -92,14 +92,15 @@ class _Run:
     waiting: dict[int, list[tuple[Action, float]]] = field(default_factory=dict)
     head_s: list[float] = field(init=False)
     queue_of: list[int] = field(init=False)
-    pools: dict[str, Any] = field(init=False)
+    cores: Cores = field(init=False)
+    links: Links = field(default_factory=Links)
     number: int = 0
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.program, self.steps)
         self.head_s = [0.0] * len(self.machine.queues)
         self.queue_of = [self.machine.queue_index.get((a.rank, a.queue), -1) for a in self.program.actors]
-        self.pools = {"cores": Cores(self.prices.num_cores), "links": Links()}
+        self.cores = Cores(self.prices.num_cores)
 
     def run(self) -> tuple[Event, ...]:
         done: list[Event] = []
@@ -122,8 +123,8 @@ class _Run:
     def _next(self) -> tuple[float, int]:
         """The next job to end and when; at equal times the heap first, then cores, then links."""
         now_s = self.heap[0][0] if self.heap else float("inf")
-        pool = None
-        for one in self.pools.values():
+        pool: Cores | Links | None = None
+        for one in (self.cores, self.links):
             if one.next_s() < now_s:
                 now_s, pool = one.next_s(), one
         return heapq.heappop(self.heap) if pool is None else (now_s, pool.pop())
@@ -152,8 +153,8 @@ class _Run:
         demand = sum(prices.cores[a.actor] for a, _ in actions)
         links = prices.links[actor]
         if links:
-            self.pools["links"].add(now_s, number, start_s - now_s + seconds, links)
+            self.links.add(now_s, number, start_s - now_s + seconds, links)
         elif demand:
-            self.pools["cores"].add(now_s, number, start_s - now_s + seconds, demand)
+            self.cores.add(now_s, number, start_s - now_s + seconds, demand)
         else:
             heapq.heappush(self.heap, (start_s + seconds, number))
