@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "load": "planning", "load_cluster": "planning", "plan": "planning", "lower": "planning", "simulate": "planning", "explain": "planning",
-    "run": "running", "diff": "running", "measure": "running",
+    "run": "running", "diff": "running", "measure": "running", "lower_single": "planning",
 }  # fmt: skip
 
 __all__ = ["diff", "explain", "load", "load_cluster", "lower", "measure", "plan", "run", "simulate"]
@@ -21,7 +21,7 @@ __all__ = ["diff", "explain", "load", "load_cluster", "lower", "measure", "plan"
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"headrace has no `{name}`; its verbs are {', '.join(_HOME)}")
+        raise AttributeError(f"headrace has no `{name}`; its verbs are {', '.join(__all__)}")
     return getattr(importlib.import_module(f"headrace.{_HOME[name]}"), name)
 
 

@@ -132,13 +132,13 @@ def dtype(text: str) -> str:
 
 
 def fix(text: str) -> dict[str, str | int]:
-    """`key=value` pairs that the search must keep; a value in brackets places a tensor.
+    """`key=value` pairs that the search must keep.
 
-    >>> fix("tp=2,pp=4,lm_head.weight=[dp:B,tp:S(0)]")
-    {'tp': 2, 'pp': 4, 'lm_head.weight': '[dp:B,tp:S(0)]'}
+    >>> fix("tp=2,schedule=1f1b")
+    {'tp': 2, 'schedule': '1f1b'}
     """
     found: dict[str, str | int] = {}
-    for part in filter(None, (p.strip() for p in re.split(r",(?![^\[]*\])", text))):
+    for part in filter(None, (p.strip() for p in text.split(","))):
         key, equals, value = (p.strip() for p in part.partition("="))
         if not equals or not key or not value:
             raise argparse.ArgumentTypeError(f"`{part}` is no key=value; for example tp=2,pp=4")
@@ -151,10 +151,8 @@ def fix(text: str) -> dict[str, str | int]:
 
 
 def _fixed(key: str, value: str) -> str | int:
-    if value.startswith("["):
-        return value
     if key not in FIX_KEYS:
-        raise argparse.ArgumentTypeError(f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}, or TENSOR=[dp:B,tp:S(0)]")
+        raise argparse.ArgumentTypeError(f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}")
     if key in FIX_COUNTS and (not value.isdecimal() or int(value) < 1):
         raise argparse.ArgumentTypeError(f"`{key}={value}`: give a whole number, 1 or more")
     if key == "zero" and value not in ("0", "1", "2", "3"):
@@ -182,7 +180,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--seq", type=count, metavar="N", default=None, help="tokens of a sequence (default: the model's longest)")
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
     p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(default: adamw)")
-    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=f"what the plan must keep: {', '.join(FIX_KEYS)}, or TENSOR=[dp:B,tp:S(0)]")
+    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help="what the plan must keep, of dp tp pp mbs schedule recompute zero sp")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 
@@ -226,6 +224,8 @@ def _run(p: Parser) -> None:
     p.add_argument("--seed", type=whole, metavar="N", default=0, help="of weights, data and dropout (default: 0)")
     p.add_argument("--backend", choices=BACKENDS, default="numpy", help="(default: numpy)")
     p.add_argument("--verify", action="store_true", help="run the first steps on one device too, and compare losses and gradients")
+    p.add_argument("--checkpoint", metavar="DIR", help="write weights and optimizer state there at the end")
+    p.add_argument("--resume", metavar="DIR", help="go on from a checkpoint, of whichever plan")
     p.add_argument("--timeline", metavar="FILE", help="write the measured timeline, for `headrace diff`")
 
 

@@ -18,6 +18,7 @@ from planner import explain as planner_explain
 from planner import frontends, search
 from planner import lower as planner_lower
 from planner.frontends.model import Model
+from planner.single import single_device
 from simulator import CostModel, clusters, ledger
 from simulator import simulate as simulate_program
 
@@ -58,11 +59,12 @@ def plan(
     found = search.plan(
         graph_of, devices,
         batch=batch if batch is not None else DEFAULT_BATCH_PER_DEVICE * devices.num_devices,
-        seq=seq if seq is not None else graph_of.config.max_positions,
+        seq=seq if seq is not None else graph_of.max_seq,
         dtype=dtype if dtype is not None else default_dtype(devices),
         optimizer=optimizer, top=top, fix=dict(fix or {}), memory_fraction=memory_fraction, budget_s=budget_s, progress=progress,
     )  # fmt: skip
-    return replace(found, plans=tuple(replace(p, model=reference(graph_of)) for p in found.plans))
+    named = cluster_reference(cluster) if isinstance(cluster, str) else devices.name
+    return replace(found, plans=tuple(replace(p, cluster=named) for p in found.plans))
 
 
 def lower(plan: Plan | str | Path, model: Model | None = None) -> Program:
@@ -72,6 +74,17 @@ def lower(plan: Plan | str | Path, model: Model | None = None) -> Program:
     """
     made = read_plan(plan)
     return planner_lower.lower(model_of(made, model), made)
+
+
+def lower_single(plan: Plan | str | Path, model: Model | None = None) -> Program:
+    """The program that trains the same model on one device, as what a plan must compute the same as."""
+    made = read_plan(plan)
+    whole = model_of(made, model)
+    # one device has no cluster to be planned for: the plan's name of it is carried over
+    alone = single_device(
+        whole, Cluster(made.cluster, (), ()), batch=made.batch, seq=made.seq, dtype=made.dtype, optimizer=made.optimizer, num_microbatches=made.num_microbatches
+    )
+    return planner_lower.lower(whole, alone)
 
 
 def simulate(plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 2) -> Prediction:
@@ -99,17 +112,17 @@ def read_plan(plan: Plan | str | Path) -> Plan:
     return plan if isinstance(plan, Plan) else Plan.from_json(read_kind(plan, "plan"))
 
 
-def reference(model: Model) -> str:
-    """What a plan calls its model: the zoo name, or the whole path of its config."""
-    source = Path(model.source)
-    return str(source.resolve()) if source.is_file() else model.name
+def cluster_reference(text: str) -> str:
+    """What a plan calls its cluster, so that it is found again: the whole path of a document, or the name as it was given."""
+    return str(Path(text).resolve()) if Path(text).is_file() else text
 
 
 def model_of(plan: Plan, model: Model | None = None) -> Model:
     """The model of a plan, proved to be the one it was made for."""
     if model is None:
-        if ("/" in plan.model or plan.model.endswith(".json")) and not Path(plan.model).exists():
-            raise PlanError(f"the plan is for the model in `{plan.model}`, which is not there any more: put the config back, or plan again")
+        path = Path(plan.model.partition("[")[0])
+        if path.is_absolute() and not path.exists():
+            raise PlanError(f"the plan is for the model in `{path}`, which is not there any more: put the config back, or plan again")
         model = load(plan.model)
     if model.fingerprint != plan.model_fingerprint:
         raise PlanError(

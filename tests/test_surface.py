@@ -20,7 +20,7 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "check": (("plan",), {"--cluster", "--strict"}),
     "explain": (("plan",), {"--why-not"}),
     "lower": (("plan",), {"-o", "--output"}),
-    "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--timeline"}),
+    "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--checkpoint", "--resume", "--timeline"}),
     "diff": (("predicted", "measured"), {"--trace"}),
     "measure": ((), {"-o", "--output"}),
     "models": ((), set()),
