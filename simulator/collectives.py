@@ -82,9 +82,8 @@ def siblings(cluster: Cluster, group: Group, active: frozenset[int] | None = Non
     >>> siblings(shorthand("2x4xH100"), (0, 4)), siblings(shorthand("2x4xH100"), (1, 2)), siblings(shorthand("2x4xH100"), (3, 4))
     (((0, 4), (1, 5), (2, 6), (3, 7)), ((1, 2),), ((3, 4),))
     """
-    place = {rank: (node, i) for node, ranks in cluster.nodes.items() if any(cluster.devices[r].node == node for r in group) for i, rank in enumerate(ranks)}
-    if any(r not in place for r in group):
-        return (group,)
+    touched = dict.fromkeys(cluster.devices[r].node for r in group)
+    place = {rank: (node, i) for node in touched for i, rank in enumerate(cluster.nodes[node])}
     found, taken = [group], set(group)
     width = max(len(cluster.nodes[place[r][0]]) for r in group)
     for shift in sorted((s for s in range(1 - width, width) if s), key=lambda s: (abs(s), -s)):
