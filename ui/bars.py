@@ -69,7 +69,7 @@ def merge(spans: Iterable[Spanlike], kind_of: Callable[[str], str], max_bars: in
     out = [_gentle([_bar(s, kind_of(s.actor)) for s in sorted(rows[key], key=lambda s: (s.start_s, s.end_s))], length_s) for key in sorted(rows)]
     stretch_s = length_s / PIXELS
     while sum(map(len, out)) > max(max_bars, len(out)) and stretch_s < 2 * length_s:
-        out = [_join_if(bars, lambda a, b, limit=min(stretch_s, length_s): b.end_s - a.start_s <= limit) for bars in out]
+        out = [_pool(bars, min(stretch_s, length_s)) for bars in out]
         stretch_s *= 2
     return tuple(bar for bars in out for bar in bars)
 
@@ -90,6 +90,10 @@ def _gentle(bars: Sequence[Bar], length_s: float) -> list[Bar]:
 
     alike = _join_if(bars, lambda a, b: touch(a, b) and len(a.busy_s) == 1 and a.busy_s[0][0] == b.busy_s[0][0])
     return _join_if(alike, lambda a, b: touch(a, b) and narrow(a) and narrow(b))
+
+
+def _pool(bars: Sequence[Bar], stretch_s: float) -> list[Bar]:
+    return _join_if(bars, lambda a, b: b.end_s - a.start_s <= stretch_s)
 
 
 def _join_if(bars: Sequence[Bar], joins: Callable[[Bar, Bar], bool]) -> list[Bar]:

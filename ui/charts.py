@@ -11,6 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from headrace.layouts import describe
 from ir.program import Actor, Program
 from ir.units import GIB, nbytes, seconds
 from ui.bars import KINDS, Bar, Spanlike, merge
@@ -122,7 +123,7 @@ def breakdown(steps: Mapping[str, Mapping[str, float]], *, title: str = "Where t
 def ranked_plans(plans: Sequence[Mapping[str, Any]], *, title: str = "Plans, fastest first") -> go.Figure:
     """Step time of ranked plans, coloured by whether they fit; entries have the keys of `plan`'s "plans" (rank, step_s, peak_gib, fits, layout, ...)."""
     unit, scale = _time_unit(max((p["step_s"] for p in plans), default=0.0))
-    labels = [f"{p['rank']}. {layout_label(p['layout'])}" for p in plans]
+    labels = [f"{p['rank']}. {describe(p['layout'])}" for p in plans]
     figure = go.Figure()
     for fits, colour in FITS_COLOURS.items():
         chosen = [(label, p) for label, p in zip(labels, plans, strict=True) if p["fits"] == fits]
@@ -153,28 +154,6 @@ def predicted_measured(rows: Mapping[str, tuple[float, float]], *, title: str = 
     _write_above(figure, names, [max(pair) * scale for pair in rows.values()], ratios)
     figure.update_layout(barmode="group", bargap=_gap(len(rows)), bargroupgap=0.05)
     return _dress(figure, title, "class of work (x is predicted over measured)", f"busy time of one step [{unit}]", height=420)
-
-
-def layout_label(layout: Mapping[str, Any]) -> str:
-    """A layout in a line, without what is one or absent.
-
-    >>> layout_label({"dp": 4, "tp": 2, "pp": 1, "cp": 1, "mbs": 2, "num_microbatches": 8, "schedule": "1f1b", "recompute": "none", "zero": 1, "sp": True})
-    'dp4 tp2 mbs2x8 zero1 sp'
-    >>> layout_label({"dp": 1, "tp": 1, "pp": 4, "mbs": 1, "num_microbatches": 16, "schedule": "gpipe", "recompute": "full"})
-    'pp4 mbs1x16 gpipe recompute full'
-    """
-    out = [f"{axis}{layout[axis]}" for axis in ("dp", "tp", "pp", "cp", "ep", "vpp") if layout.get(axis, 1) not in (1, None)] or ["1 device"]
-    if layout.get("mbs"):
-        out.append(f"mbs{layout['mbs']}x{layout.get('num_microbatches', 1)}")
-    if layout.get("pp", 1) != 1 and layout.get("schedule"):
-        out.append(str(layout["schedule"]))
-    if layout.get("zero"):
-        out.append(f"zero{layout['zero']}")
-    if layout.get("sp"):
-        out.append("sp")
-    if layout.get("recompute") not in (None, False, 0, "none", "", [], ()):
-        out.append(f"recompute {layout['recompute']}")
-    return " ".join(out)
 
 
 _EDGE = {"color": "white", "width": 0.6}

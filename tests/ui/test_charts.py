@@ -138,7 +138,7 @@ PLAN = {"rank": 1, "step_s": 0.1, "peak_gib": 30.0, "fits": "yes", "mfu": 0.41, 
 
 def test_ranked_plans_keep_their_order_and_say_what_does_not_fit():
     figure = charts.ranked_plans([PLAN, PLAN | {"rank": 2, "step_s": 0.2, "fits": "no"}, PLAN | {"rank": 3, "step_s": 0.4}])
-    assert list(figure.layout.yaxis.categoryarray) == ["1. dp4 tp2 mbs1x8", "2. dp4 tp2 mbs1x8", "3. dp4 tp2 mbs1x8"]
+    assert list(figure.layout.yaxis.categoryarray) == [f"{i}. dp4 tp2, 8 microbatches of 1" for i in (1, 2, 3)]
     assert list(named(figure, "fits").x) == pytest.approx([100, 400])
     assert list(named(figure, "does not fit").x) == pytest.approx([200])
     assert "MFU 41.0%" in named(figure, "fits").hovertext[0]
