@@ -41,8 +41,12 @@ class Prediction:
 
     def memory(self) -> dict[str, Any]:
         """The peak, where and when it is, and what it consists of; by stage the rank of each that holds most."""
-        ledger = self.ledger
+        held = self.ledger
         return {
-            "peak_bytes": ledger.peak_bytes, "peak_rank": ledger.peak_rank, "peak_at": ledger.peak_at, "usable_bytes": ledger.usable_bytes,
-            "by_class": dict(ledger.by_class), "by_stage": [dict(s) for s in ledger.by_stage(self.plan)],
+            "peak_bytes": held.peak_bytes, "peak_rank": held.peak_rank, "peak_at": held.peak_at, "usable_bytes": held.usable_bytes,
+            "by_class": dict(held.by_class), "by_stage": [self._stage_memory(i) for i in range(len(self.plan.stages))],
         }  # fmt: skip
+
+    def _stage_memory(self, stage: int) -> dict[str, Any]:
+        fullest = max((r for r in self.plan.stages[stage].ranks if r in self.ledger.ranks), key=lambda r: (self.ledger.total(r), -r))
+        return {"stage": stage, "rank": fullest, "bytes": self.ledger.total(fullest), "by_class": dict(self.ledger.ranks[fullest])}
