@@ -25,7 +25,7 @@ Perform = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run adds to a program: the seed, the number of the first step (after a resume), and the learning rate of a step, None where the program's holds."""
+    """What a run adds to a program: the seed, the number of the first step (after a resume), the learning rate of a step (None: the program's own)."""
 
     seed: int = 0
     first_step: int = 0

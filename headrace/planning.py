@@ -94,9 +94,10 @@ def simulate(plan: Plan | str | Path, cluster: Cluster | str | None = None, mode
     """
     made = read_plan(plan)
     devices = cluster_of(made, cluster)
-    program = lower(made, model)
+    whole = model_of(made, model)
+    program = planner_lower.lower(whole, made)
     timeline = simulate_program(program, CostModel(devices), steps=steps)
-    return Prediction(made, devices, program, timeline, ledger(program, timeline))
+    return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
 
 
 def explain(plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None) -> Any:

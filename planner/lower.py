@@ -23,6 +23,7 @@ from ir.work import Work
 from planner.arena import share
 from planner.autodiff import backward, scale_loss
 from planner.check import check_plan
+from planner.elide import elide_copies
 from planner.place import StageTasks, Task, Value, place
 from planner.schedules import Slot, schedule
 
@@ -44,7 +45,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
     plan = check_plan(graph, plan).squeezed()
     joint = backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
-    stages = place(joint, plan)
+    stages = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
     actors: list[Actor] = []
     registers: list[Register] = []

@@ -43,7 +43,9 @@ class Writer:
     def load(self, name: str, rank: int, tensor: str, region: Region, into: str, stride: int) -> str:
         return self.actor(name, rank, "load", Work("load", tensor, "int64", attrs={"dst_region": region}, batch_stride=stride), writes=(into,))
 
-    def collective(self, channel: str, kind: str, group: Sequence[int], reads: Sequence[str], writes: Sequence[str], src: Sequence[Region], dst: Sequence[Region], **more: Any) -> None:  # fmt: skip
+    def collective(
+        self, channel: str, kind: str, group: Sequence[int], reads: Sequence[str], writes: Sequence[str], src: Sequence[Region], dst: Sequence[Region], **more: Any
+    ) -> None:
         reduce = more.pop("reduce", "sum" if kind in ("all_reduce", "reduce_scatter") else "")
         clock = more.pop("clock", "microbatch")
         for rank, read, write, s, d in zip(group, reads, writes, src, dst, strict=True):
