@@ -125,7 +125,7 @@ def show_plan(found: Answer, index: int) -> None:
     with times:
         show_timeline(foretold, index)
     with memory:
-        _figure(charts.memory(foretold.ledger.by_rank, foretold.ledger.usable_bytes), "memory")
+        _figure(charts.memory(foretold.ledger.ranks, foretold.ledger.usable_bytes), "memory")
     with step:
         _figure(charts.breakdown({describe(chosen.layout): chosen.predicted["breakdown"]}), "breakdown")
     left, right, _ = st.columns([1, 1, 3])

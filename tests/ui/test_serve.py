@@ -46,14 +46,14 @@ def serving(port: int, folder: Path) -> Iterator[subprocess.Popen]:
 def fetch(url: str, process: subprocess.Popen) -> str:
     """What the page answers, once it does; fails with the process's words when it has ended."""
     deadline = time.monotonic() + PATIENCE_S
-    while True:
+    while time.monotonic() < deadline and process.poll() is None:
         try:
             with urllib.request.urlopen(url, timeout=10) as reply:
                 return reply.read().decode()
-        except (urllib.error.URLError, ConnectionError) as error:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, f"{url} does not answer: {error}"
+        except (urllib.error.URLError, ConnectionError):
             time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"{url} does not answer: {process.communicate()[1]}")
 
 
 def test_the_page_answers_and_ends_when_told_to(tmp_path):
