@@ -91,7 +91,7 @@ class Binder:
 
         def perform(step: int, microbatch: int) -> None:
             now = settings.first_step + step
-            rate = settings.rate(now) if settings.rate else 0.0
+            rate = settings.rate(now) if settings.rate else None
             contexts[:] = (dataclasses.replace(base[microbatch], step=now, lr=rate),)
             table(step, microbatch)
 

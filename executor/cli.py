@@ -100,7 +100,8 @@ def document(done: Run) -> dict[str, Any]:
     """What `headrace run --json` says of a run without a prediction and a verification."""
     return {
         "schema_version": 1, "kind": "run", "program": done.program.fingerprint, "steps": len(done.loss) or done.steps, "loss": done.loss,
-        "step_s": done.step_s, "predicted_step_s": None, "verified": None, "overlap": done.overlap, "messages": done.messages, "nbytes": done.nbytes, "interrupted": done.interrupted,
+        "step_s": done.step_s, "predicted_step_s": None, "verified": None, "overlap": done.overlap, "messages": done.messages, "nbytes": done.nbytes,
+        "interrupted": done.interrupted,
         **{key: done.program.meta[key] for key in ("model", "cluster") if key in done.program.meta},
     }  # fmt: skip
 

@@ -93,7 +93,7 @@ class Witness:
 def measure(num_devices: int | None = None, progress: Progress | None = None, *, patient: bool = False) -> Cluster:
     """Measures this machine in under 30 seconds: `num_devices` cores (default: those this process may use), one device each.
 
-    Raises ExecutionError when the machine is too busy, with the numbers that say so; with `patient` the cluster is returned all the same, and `assumed` says it.
+    Raises ExecutionError when the machine is too busy, with the numbers that say so; with `patient` the cluster is returned all the same, `assumed` says it.
     """
     cores = num_cores()
     n = num_devices if num_devices is not None else cores
@@ -221,7 +221,7 @@ def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callabl
             arrays.append(np.abs(draw.standard_normal(shape)).astype(dtype) + 0.5)
     arrays += [np.zeros(o.shape(sizes), dtype) for o in op.outputs]
     attrs = {**ATTRS, **sizes, "dtype": dtype}
-    attrs["p"] = ATTRS["p"] if op.name.startswith("dropout") else sizes["p"] if "p" in sizes else 0.0
+    attrs["p"] = ATTRS["p"] if op.name.startswith("dropout") else sizes.get("p", 0.0)
     context = Context(np, attrs, sizes, sizes, dict.fromkeys(sizes, 0), 1, 1, 1e-3)
     return lambda: op.kernel(context, *arrays)
 
