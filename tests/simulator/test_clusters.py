@@ -66,7 +66,9 @@ def test_every_gpu_has_sources(name: str) -> None:
     assert profile["gemm_tile"]["source"]
     assert profile["collective"]["source"]
     assert profile["link"]["share_source"]
-    assert load_cluster(f"2x8x{name}").num_devices == 16
+    cluster = load_cluster(f"2x8x{name}")
+    assert cluster.num_devices == 16
+    assert not any("nic" in vertex for edge in cluster.path(0, 7) for vertex in edge)
     assert 0.9 < profile["usable_bytes"] / profile["memory_bytes"] < 1
 
 
