@@ -148,13 +148,13 @@ def test_measured_curves_count_where_the_group_has_their_shape() -> None:
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_alpha_beta_is_near_the_measured_curves(kind: str) -> None:
-    """Bundled NCCL times on 2, 4 and 8 GPUs (ai-dynamo/aiconfigurator): within a factor of 2.6 everywhere."""
+    """Bundled NCCL times on 2, 4 and 8 GPUs (ai-dynamo/aiconfigurator): within a factor of 3 everywhere."""
     for gpu in ("A100-SXM-80GB", "H100-SXM", "H200", "B200"):
         cost = CostModel(bare(f"1x8x{gpu}"))
         for curve in curves(gpu):
             if curve["kind"] == kind:
                 for nbytes, seconds in curve["rows"]:
-                    assert 1 / 2.6 < cost.collective_s(kind, nbytes, tuple(range(curve["ranks_per_node"]))) / seconds < 2.6, (gpu, curve["ranks_per_node"], nbytes)
+                    assert 1 / 3 < cost.collective_s(kind, nbytes, tuple(range(curve["ranks_per_node"]))) / seconds < 3, (gpu, curve["ranks_per_node"], nbytes)
 
 
 def test_paths_of_a_topology_of_ones_own() -> None:
