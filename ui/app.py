@@ -125,12 +125,12 @@ def show_plan(found: Answer, index: int) -> None:
     with times:
         show_timeline(foretold, index)
     with memory:
-        _figure(charts.memory(foretold.ledger.ranks, foretold.ledger.usable_bytes), "memory")
+        _figure(charts.memory(foretold.ledger.ranks, foretold.ledger.usable), "memory")
     with step:
         _figure(charts.breakdown({describe(chosen.layout): chosen.predicted["breakdown"]}), "breakdown")
     left, right, _ = st.columns([1, 1, 3])
     left.download_button("plan.json", json.dumps(chosen.to_json(), indent=1), "plan.json", "application/json", key="get_plan", width="stretch")
-    right.download_button("trace.json", foretold.trace(), "trace.json", "application/json", key="get_trace", width="stretch", help="for ui.perfetto.dev")
+    right.download_button("trace.json", trace_of(foretold), "trace.json", "application/json", key="get_trace", width="stretch", help="for ui.perfetto.dev")
 
 
 def show_timeline(foretold: Prediction, index: int) -> None:
@@ -158,6 +158,11 @@ def _foretold(found: Answer, index: int) -> Prediction:
         with st.spinner("Simulating ..."):
             kept[index] = found.foretell(index)
     return kept[index]
+
+
+def trace_of(foretold: Prediction) -> str:
+    """The predicted timeline as Perfetto reads it."""
+    return json.dumps(foretold.timeline.perfetto())
 
 
 def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:
