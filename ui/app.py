@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from headrace.layouts import FITS, describe, percent
@@ -153,7 +154,7 @@ def _representatives(foretold: Prediction) -> Sequence[int]:
 
 
 def _foretold(found: Answer, index: int) -> Prediction:
-    kept = st.session_state.setdefault("foretold", {})
+    kept: dict[int, Prediction] = st.session_state.setdefault("foretold", {})
     if index not in kept:
         with st.spinner("Simulating ..."):
             kept[index] = found.foretell(index)
@@ -180,7 +181,7 @@ def _row(entry: Mapping[str, Any]) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def _figure(figure: charts.go.Figure, key: str) -> None:
+def _figure(figure: go.Figure, key: str) -> None:
     st.plotly_chart(figure, theme=None, key=f"figure_{key}", config={"displaylogo": False})
 
 

@@ -52,7 +52,8 @@ class Answer:
 
     def foretell(self, index: int) -> Prediction:
         """The simulation of plan `index`."""
-        return hr.simulate(self.result.plans[index], self.cluster, self.model)
+        told: Prediction = hr.simulate(self.result.plans[index], self.cluster, self.model)
+        return told
 
     def entries(self) -> list[dict[str, Any]]:
         """The plans as `headrace plan --json` lists them."""
