@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from headrace.layouts import FITS, describe, percent
@@ -125,12 +126,12 @@ def show_plan(found: Answer, index: int) -> None:
     with times:
         show_timeline(foretold, index)
     with memory:
-        _figure(charts.memory(foretold.ledger.ranks, foretold.ledger.usable_bytes), "memory")
+        _figure(charts.memory(foretold.ledger.ranks, foretold.ledger.usable), "memory")
     with step:
         _figure(charts.breakdown({describe(chosen.layout): chosen.predicted["breakdown"]}), "breakdown")
     left, right, _ = st.columns([1, 1, 3])
     left.download_button("plan.json", json.dumps(chosen.to_json(), indent=1), "plan.json", "application/json", key="get_plan", width="stretch")
-    right.download_button("trace.json", foretold.trace(), "trace.json", "application/json", key="get_trace", width="stretch", help="for ui.perfetto.dev")
+    right.download_button("trace.json", trace_of(foretold), "trace.json", "application/json", key="get_trace", width="stretch", help="for ui.perfetto.dev")
 
 
 def show_timeline(foretold: Prediction, index: int) -> None:
@@ -153,11 +154,16 @@ def _representatives(foretold: Prediction) -> Sequence[int]:
 
 
 def _foretold(found: Answer, index: int) -> Prediction:
-    kept = st.session_state.setdefault("foretold", {})
+    kept: dict[int, Prediction] = st.session_state.setdefault("foretold", {})
     if index not in kept:
         with st.spinner("Simulating ..."):
             kept[index] = found.foretell(index)
     return kept[index]
+
+
+def trace_of(foretold: Prediction) -> str:
+    """The predicted timeline as Perfetto reads it."""
+    return json.dumps(foretold.timeline.perfetto())
 
 
 def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:
@@ -175,7 +181,7 @@ def _row(entry: Mapping[str, Any]) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def _figure(figure: charts.go.Figure, key: str) -> None:
+def _figure(figure: go.Figure, key: str) -> None:
     st.plotly_chart(figure, theme=None, key=f"figure_{key}", config={"displaylogo": False})
 
 

@@ -87,9 +87,7 @@ def timeline(
     return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3))
 
 
-def memory(
-    by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory at each rank's peak"
-) -> go.Figure:
+def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory by rank") -> go.Figure:
     """Bytes by class of every rank, stacked, with the usable capacity as a line; neighbouring ranks that hold the same share one bar."""
     groups = _equal_ranks(by_rank)
     totals = [sum(held.values()) for _, held in groups]
@@ -106,7 +104,7 @@ def memory(
     figure.update_layout(barmode="stack", bargap=_gap(len(groups)))
     figure.update_xaxes(type="category")
     _dress(figure, title, "rank", f"memory [{unit}]", height=420)
-    if usable_bytes is not None:
+    if usable_bytes:
         _capacity_line(figure, _smallest(usable_bytes), max(totals, default=0.0), scale)
     return figure
 
