@@ -25,7 +25,7 @@ Perform = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run adds to a program: the seed, the number of the first step (after a resume), and the learning rate of a step, None where the program's holds."""
+    """What a run adds to a program: the seed, the number of the first step (after a resume), the learning rate of a step (None: the program's own)."""
 
     seed: int = 0
     first_step: int = 0
@@ -91,7 +91,7 @@ class Binder:
 
         def perform(step: int, microbatch: int) -> None:
             now = settings.first_step + step
-            rate = settings.rate(now) if settings.rate else 0.0
+            rate = settings.rate(now) if settings.rate else None
             contexts[:] = (dataclasses.replace(base[microbatch], step=now, lr=rate),)
             table(step, microbatch)
 

@@ -39,7 +39,7 @@ class Buffers:
             self.slots[register.name] = tuple(backend.view(raw, first + i * stride, register.shape, register.dtype) for i in range(register.credits))
 
     def _allocate(self, nbytes: int) -> Array:
-        self.nbytes += nbytes
+        self.nbytes += nbytes if self.backend.has_arrays else 0
         return self.backend.allocate(nbytes)
 
     def fill(self, seed: int, given: Mapping[str, np.ndarray]) -> None:

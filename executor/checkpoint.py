@@ -1,11 +1,12 @@
 """State on disk, one .npy a logical tensor and a manifest written last; it loads under any plan, since it knows no ranks.
 
-DIR/manifest.json names the folder of the newest complete state (DIR/step-000020/) and the file, shape and dtype of every tensor in it. Folder and manifest are
-written beside their final names and renamed, so whoever stops the writer at any moment finds the state before or the state after, whole.
+DIR/manifest.json names the folder of the newest complete state (DIR/step-000020/) and the file, shape and dtype of every tensor in it. A state is written
+into a folder of its own and the manifest is replaced by a rename at the end, so whoever stops the writer at any moment finds the state before or after, whole.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ class Checkpoint:
 
 
 def save(run: Run, folder: str | Path, **meta: Any) -> Path:
-    """Writes the state at the end of a run; returns the folder that holds it. Raises InputError when the run was stopped within a step, or nothing can be written."""
+    """Writes the state at the end of a run; returns its folder. InputError when the run was stopped within a step, or nothing can be written."""
     if run.interrupted:
         raise InputError("the run was stopped within a step, its state belongs to none; the checkpoint before it stays")
     return write(folder, Checkpoint(run.first_step + run.steps, {name: run.tensor(name) for name in state_names(run.program)}, meta))
@@ -44,14 +45,15 @@ def save(run: Run, folder: str | Path, **meta: Any) -> Path:
 def write(folder: str | Path, checkpoint: Checkpoint) -> Path:
     """Writes a checkpoint, then removes the states that it replaces."""
     root = Path(folder)
-    final = root / f"step-{checkpoint.step:06d}"
+    final = _free_name(root, checkpoint.step)
     draft = root / f".{final.name}.{os.getpid()}"
     try:
         draft.mkdir(parents=True)
         entries = {name: _write_tensor(draft, name, value) for name, value in checkpoint.tensors.items()}
-        _replace_folder(draft, final)
+        draft.rename(final)
         manifest = {
-            "schema_version": SCHEMA_VERSION, "kind": "checkpoint", "step": checkpoint.step, "folder": final.name, "tensors": entries, "meta": dict(checkpoint.meta),
+            "schema_version": SCHEMA_VERSION, "kind": "checkpoint", "step": checkpoint.step, "folder": final.name, "tensors": entries,
+            "meta": dict(checkpoint.meta),
         }  # fmt: skip
         temporary = root / f".{MANIFEST}.{os.getpid()}"
         _write_whole(temporary, json.dumps(manifest, indent=1).encode())
@@ -75,7 +77,8 @@ def load(folder: str | Path) -> Checkpoint:
     try:
         manifest = json.loads(path.read_text())
         if manifest["kind"] != "checkpoint" or manifest["schema_version"] != SCHEMA_VERSION:
-            raise InputError(f"{path} is of kind {manifest['kind']}, version {manifest['schema_version']}; this headrace reads checkpoints of version {SCHEMA_VERSION}")
+            found = f"{manifest['kind']} of version {manifest['schema_version']}"
+            raise InputError(f"{path} is a {found}; this headrace reads checkpoints of version {SCHEMA_VERSION}")
         tensors = {name: _read_tensor(root / manifest["folder"] / entry["file"], entry, name) for name, entry in manifest["tensors"].items()}
         return Checkpoint(int(manifest["step"]), tensors, manifest["meta"])
     except (KeyError, TypeError, ValueError, OSError) as error:
@@ -98,15 +101,10 @@ def _read_tensor(path: Path, entry: Mapping[str, Any], name: str) -> np.ndarray:
     return value
 
 
-def _replace_folder(draft: Path, final: Path) -> None:
-    """A state of the same step that is there already steps aside first; a folder cannot be renamed onto one that holds files."""
-    if final.exists():
-        aside = final.with_name(f".{final.name}.old.{os.getpid()}")
-        final.rename(aside)
-        draft.rename(final)
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        draft.rename(final)
+def _free_name(root: Path, step: int) -> Path:
+    """A folder that does not exist yet, so that a state is never written over one that the manifest may name."""
+    names = itertools.chain([f"step-{step:06d}"], (f"step-{step:06d}.{i}" for i in itertools.count(1)))
+    return next(root / name for name in names if not (root / name).exists())
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -1,7 +1,7 @@
 """Threads on a Machine: one for each queue; whoever finishes an action advances the Machine and wakes only the queues that this made ready.
 
-The Machine is passive behind one lock; there is no dispatcher. The members of a collective and the ends of a p2p each do their share on their own thread, and the
-last of them finishes the action for all, so that no slot is freed while a neighbour still reads it.
+The Machine is passive behind one lock; there is no dispatcher. The members of a collective and the ends of a p2p each do their share on their own thread,
+and the last of them finishes the action for all, so that no slot is freed while a neighbour still reads it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Lane:
 class Driver:
     """Performs a Machine to its end.
 
-    `performs[actor index](step, microbatch)` does an actor's work. `values()` iterates over what `report` was given while the threads run, and ends with them; it
-    raises ExecutionError with rank, actor and message when a thread failed, Deadlock with the Machine's story when nothing can run any more.
+    `performs[actor index](step, microbatch)` does an actor's work. `values()` iterates over what `report` was given while the threads run, and ends with them;
+    it raises ExecutionError with rank, actor and message when a thread failed, Deadlock with the Machine's story when nothing can run any more.
     """
 
     def __init__(self, machine: Machine, backend: Backend, watchdog_s: float, marks: Marks | None = None) -> None:

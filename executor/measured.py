@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ir.timeline import Span, Timeline
+
 from executor.backend import Backend
 from executor.driver import Driver
 from ir.program import Program
-from ir.timeline import Span, Timeline
 
 COMMUNICATION = ("collective", "send", "recv")
 

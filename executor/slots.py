@@ -28,8 +28,9 @@ class Access:
         self._scratch = {queue: backend.allocate(nbytes) for queue, nbytes in _scratch_sizes(self.program).items()}
         for actor in self.program.actors:
             for name in actor.updates:
-                if self.program.register[name].credits != 1:
-                    raise ProgramError(f"register `{name}` is updated in place by `{actor.name}` and has {self.program.register[name].credits} credits; give it 1")
+                credits = self.program.register[name].credits
+                if credits != 1:
+                    raise ProgramError(f"register `{name}` is updated in place by `{actor.name}` and has {credits} credits; give it 1")
 
     def slot(self, actor: Actor, name: str, step: int, microbatch: int) -> int:
         """The slot of register `name` that this firing reads, writes or updates."""

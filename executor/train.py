@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-
 import numpy as np
+from ir.timeline import Timeline
 
 from executor.backend import Backend, open_backend
 from executor.bind import Binder, Settings
@@ -22,7 +23,6 @@ from executor.threads import ThreadTransport
 from ir.errors import InputError
 from ir.machine import Machine
 from ir.program import Actor, Program
-from ir.timeline import Timeline
 
 Progress = Callable[[int, int, float], None]
 """`progress(step, steps, loss)` after each step whose loss is known; a step counts from 1."""
@@ -43,9 +43,9 @@ class Run:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a steady step: the median distance between the ends of two steps, without the first; of the only step where there is one."""
+        """Seconds of a steady step: the median distance between the ends of two steps; how long the only step took where there is one."""
         ends = step_ends(self.timeline)
-        lengths = [b - a for a, b in zip(ends, ends[1:], strict=False)] or ends
+        lengths = [b - a for a, b in itertools.pairwise(ends)] or ends
         return statistics.median(lengths) if lengths else 0.0
 
     @property

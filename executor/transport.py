@@ -1,7 +1,8 @@
 """How data changes rank: which part of a collective each member does, from regions alone, whatever carries the bytes.
 
-Every member does its own share, at once with the others and without waiting for them. The Machine starts the members of a rendezvous together, so all that a
-share reads is there and all that it writes is free; and no member's action ends before every share is done, so nothing is overwritten while a neighbour reads it.
+Every member does its own share, at once with the others and without waiting for them. The Machine starts the members of a rendezvous together, so all that
+a share reads is there and all that it writes is free; and no member's action ends before every share is done, so nothing is overwritten while a neighbour
+reads it.
 
 * `all_gather`, `all_to_all`: member i puts its own destination together from what the members hold.
 * `reduce_scatter`: member i reduces over all members what its own destination holds.

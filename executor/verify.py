@@ -13,9 +13,9 @@ from ir.errors import InputError
 def compare(run_a: Run, run_b: Run) -> dict[str, Any]:
     """`loss_max_rel`: the largest |a - b| / |b| of the losses; `grad_max_rel`: the largest |a - b| / |b| over the last gradients of all parameters.
 
-    Gradients are compared in the Euclidean norm of the whole tensor, against `run_b` (one device): an element near zero would make an elementwise relative error
-    say nothing. A tensor that is zero on both sides agrees; `grad_worst` names the tensor that differs most. Raises InputError where the runs have different steps
-    or parameters.
+    Gradients are compared in the Euclidean norm of the whole tensor, against `run_b` (one device): an element near zero would make an elementwise relative
+    error say nothing. A tensor that is zero on both sides agrees; `grad_worst` names the tensor that differs most. Raises InputError where the runs have
+    different steps or parameters.
     """
     if len(run_a.loss) != len(run_b.loss) or not run_a.loss:
         raise InputError(f"the runs cannot be compared: {len(run_a.loss)} and {len(run_b.loss)} steps with a loss")

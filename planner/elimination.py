@@ -37,7 +37,7 @@ TABLE_LIMIT = 1 << 23
 """Entries of the largest table that an elimination of degree 3 or more may form, the eliminated variable counted: 64 MiB of float64."""
 
 CHUNK = 1 << 22
-"""Entries formed at a time: an elimination of degree 2 is always affordable, but not in one piece."""
+"""Entries that a test of dominance forms at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +124,37 @@ def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = ()) -> Solution:
 # ---- factors ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Undo:
-    """`states[var] = table[states[scope]]`: how one reduction is undone."""
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """`var` is a function of `source`: a substitution undone, or states dropped (a function of itself)."""
 
     var: int
-    scope: Scope
+    source: int
     table: NDArray[np.intp]
+
+    def state(self, states: Sequence[int]) -> int:
+        return int(self.table[states[self.source]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """`var` takes the first state of least cost once its neighbours are known; the last axis of every table is its own."""
+
+    var: int
+    scopes: tuple[Scope, ...]
+    tables: tuple[Table, ...]
+
+    def state(self, states: Sequence[int]) -> int:
+        total = sum(table[tuple(states[v] for v in scope)] for scope, table in zip(self.scopes, self.tables, strict=True))
+        return int(np.argmin(total))
+
+
+_Undo = _Image | _Best
 
 
 def _substitute(trail: Iterable[_Undo], states: list[int]) -> None:
     for undo in reversed(list(trail)):
-        states[undo.var] = int(undo.table[tuple(states[v] for v in undo.scope)])
+        states[undo.var] = undo.state(states)
 
 
 @dataclass
@@ -188,16 +207,17 @@ class _Factors:
 
     def eliminate(self, v: int) -> None:
         """Minimises `v` out into a table over its neighbours."""
-        scope = self.neighbours(v)
-        parts = [(s, self.pop(s)) for s in tuple(self.touching[v])]
-        order = (*scope, v)
-        spread = [_spread(table, s, order) for s, table in parts]
-        shape = tuple(self.size[u] for u in scope)
-        best, arg = _minimise(spread, shape, self.size[v])
-        self.trail.append(_Undo(v, scope, arg))
+        around = self.neighbours(v)
+        scopes, tables = [], []
+        for scope in sorted(self.touching[v], key=len):
+            axis = scope.index(v)
+            tables.append(np.moveaxis(self.pop(scope), axis, -1))
+            scopes.append((*scope[:axis], *scope[axis + 1 :]))
+        self.trail.append(_Best(v, tuple(scopes), tuple(tables)))
+        best = _minimum([_spread(t, s, around) for s, t in zip(scopes, tables, strict=True)], tuple(self.size[u] for u in around))
         del self.size[v], self.touching[v]
-        if scope:
-            self.add(scope, best)
+        if around:
+            self.add(around, best)
         elif not math.isfinite(float(best)):
             self.infeasible = True
 
@@ -259,7 +279,7 @@ class _Factors:
         if len(where) == 0:
             self.infeasible = True
             return
-        self.trail.append(_Undo(v, (v,), where))
+        self.trail.append(_Image(v, v, where))
         self.size[v] = len(where)
         for scope in self.touching[v]:
             self.tables[scope] = self.tables[scope].take(where, axis=scope.index(v))
@@ -303,7 +323,7 @@ class _Factors:
         """Writes `b` as the function `image` of `a`."""
         parts = [(s, self.pop(s)) for s in tuple(self.touching[b])]
         del self.size[b], self.touching[b]
-        self.trail.append(_Undo(b, (a,), image))
+        self.trail.append(_Image(b, a, image))
         for scope, table in parts:
             axis = scope.index(b)
             taken = table.take(image, axis=axis)
@@ -341,29 +361,31 @@ class _Factors:
         )  # fmt: skip
 
 
-def _spread(table: Table, scope: Scope, order: Scope) -> Table:
-    """`table` with its axes where `order` has them and length 1 elsewhere."""
-    moved = table.transpose(sorted(range(len(scope)), key=lambda i: order.index(scope[i])))
-    return moved.reshape([table.shape[scope.index(v)] if v in scope else 1 for v in order])
+def _spread(table: Table, scope: Scope, around: Scope) -> Table:
+    """`table`, whose axes are sorted `scope` and one more, with its axes where `around` has them and length 1 elsewhere; the last axis stays last."""
+    return table.reshape([table.shape[scope.index(v)] if v in scope else 1 for v in around] + [table.shape[-1]])
 
 
-def _minimise(parts: Sequence[Table], shape: tuple[int, ...], last: int) -> tuple[Table, NDArray[np.intp]]:
-    """Minimum and first argument of the minimum of the sum of `parts`, broadcast to (*shape, last), over the last axis."""
-    if not shape:
-        total = sum(parts[1:], start=parts[0]) if parts else np.zeros(last)
-        at = np.argmin(total)
-        return np.asarray(total[at]), np.asarray(at)
-    best, arg = np.empty(shape), np.empty(shape, dtype=np.intp)
-    rows = max(1, CHUNK // (math.prod(shape[1:]) * last))
-    for first in range(0, shape[0], rows):
-        cut = slice(first, first + rows)
-        total = np.zeros((1,) * (len(shape) + 1))
-        for part in sorted(parts, key=lambda p: p.size):
-            total = total + (part[cut] if part.shape[0] > 1 else part)
-        total = np.broadcast_to(total, (*best[cut].shape, last))
-        arg[cut] = total.argmin(axis=-1)
-        best[cut] = np.take_along_axis(total, arg[cut][..., None], axis=-1)[..., 0]
-    return best, arg
+def _minimum(parts: Sequence[Table], shape: tuple[int, ...]) -> Table:
+    """The minimum over the last axis of the sum of `parts`, broadcast to (*shape, last).
+
+    Over two axes or more it is taken state by state: each sum is formed once, in a table that stays in the cache.
+    """
+    if len(shape) < 2:
+        total = sum(parts[1:], start=parts[0])
+        return np.broadcast_to(np.asarray(total.min(axis=-1)), shape)
+    slices = [np.ascontiguousarray(np.moveaxis(part, -1, 0)) for part in parts]
+    best = np.full(shape, np.inf)
+    total = np.empty(shape)
+    for i in range(parts[0].shape[-1]):
+        if len(slices) == 1:
+            np.minimum(best, slices[0][i], out=best)
+            continue
+        np.add(slices[0][i], slices[1][i], out=total)
+        for part in slices[2:]:
+            np.add(total, part[i], out=total)
+        np.minimum(best, total, out=best)
+    return best
 
 
 def _excess(table: Table) -> Table:
@@ -423,6 +445,7 @@ def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope
     factors.touching = {v: {} for v in factors.size}
     for scope, table in local:
         factors.add(scope, table)
+    factors.eliminate_all(degree=2)
     if not factors.treewidth_affordable():
         return None
     factors.eliminate_all()

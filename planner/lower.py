@@ -17,12 +17,13 @@ from ir.op import Op, Rule
 from ir.ops import catalogue
 from ir.plan import Plan
 from ir.program import Actor, Firing, Program, Queue, Register
-from ir.sbp import NdSbp, local_region, split_sizes
+from ir.sbp import local_region, split_sizes
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from planner.arena import share
 from planner.autodiff import backward, scale_loss
 from planner.check import check_plan
+from planner.elide import elide_copies
 from planner.place import StageTasks, Task, Value, place
 from planner.schedules import Slot, schedule
 
@@ -44,7 +45,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
     plan = check_plan(graph, plan).squeezed()
     joint = backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
-    stages = place(joint, plan)
+    stages = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
     actors: list[Actor] = []
     registers: list[Register] = []
@@ -63,6 +64,11 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
         "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": graph.outputs[0],
     }  # fmt: skip
     return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta)).check()
+
+
+def representatives(plan: Plan) -> tuple[int, ...]:
+    """The first rank of every stage: on equal devices all ranks of a stage do the same at the same time."""
+    return tuple(s.ranks[0] for s in plan.stages)
 
 
 def stash(slots: tuple[Slot, ...]) -> int:
@@ -257,4 +263,4 @@ def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh:
     return sizes, at
 
 
-__all__ = ["NdSbp", "local_sizes", "lower", "stash"]
+__all__ = ["local_sizes", "lower", "representatives", "stash"]

@@ -23,15 +23,18 @@ from ir.program import Program
 from ir.units import dtype_name
 from planner.candidates import Candidate, block_layers, candidates, parse_fix
 from planner.frontends.model import Model
-from planner.lower import lower
-from planner.placement import MeshPricing, Placed, layout_space
+from planner.lower import lower, representatives
+from planner.placement import new_tables
 from planner.placement import search as search_placement
+from planner.pricing import MeshPricing
+from planner.space import layout_space
 from planner.single import OPTIMIZERS
 from planner.stages import cut
 from planner.summary import layout, metrics
-from simulator import CostModel, ledger, simulate
+from simulator.cost import CostModel
+from simulator.engine import simulate as run_simulation
 from simulator.estimate import estimate
-from simulator.memory import Ledger
+from simulator.memory import Ledger, ledger
 
 Progress = Callable[[str, int, int], None]
 """progress(what is done now, how many are done, how many there are)."""
@@ -85,6 +88,18 @@ def plan(
     return _Search(model, cluster, batch, seq, dtype_name(dtype), settings, dict(fix or {}), memory_fraction).run(top, budget_s, progress)
 
 
+def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str, Any]) -> Plan:
+    """The best plan with the batch, dtype and optimizer of `like` that keeps `fix`, simulated, whether it fits or not. Raises PlanError when it is not legal."""
+    search = _Search(model, cluster, like.batch, like.seq, like.dtype, like.optimizer, fix, 1.0)
+    space = sorted(candidates(search.fix, cluster.num_devices, like.batch, search.graph(1)), key=lambda c: (search.guess_s(c), str(c)))
+    if not space:
+        raise PlanError(f"no layout keeps {dict(fix)} on {cluster.num_devices} devices with batch {like.batch}")
+    tried = [search.evaluate(c) for c in space[:4]]
+    fitting = [e for e in tried if search.fits(e)]
+    best = min(fitting or tried, key=lambda e: (e.estimate_s, str(e.candidate)))
+    return search.simulate([best])[0]
+
+
 class _Search:
     def __init__(
         self, model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float
@@ -133,10 +148,10 @@ class _Search:
                 interrupted = True
                 left.append(c)
                 continue
-            (found if self._fits(this) else too_big).append(this)
+            (found if self.fits(this) else too_big).append(this)
         if not found:
             raise DoesNotFit(_what_is_missing(self.model, too_big, self.cluster))
-        best = self._simulate(sorted(found, key=lambda e: (e.estimate_s, str(e.candidate)))[: top + 2])[:top]
+        best = self.simulate(sorted(found, key=lambda e: (e.estimate_s, str(e.candidate)))[: top + 2])[:top]
         step_s = best[0].predicted["step_s"]
         floor = min((self.lower_bound_s(c) for c in left), default=math.inf)
         return Result(
@@ -153,7 +168,7 @@ class _Search:
         times = sorted(e.estimate_s for e in found)
         return len(times) >= top and self.lower_bound_s(c) > times[top - 1]
 
-    def _fits(self, e: Evaluated) -> bool:
+    def fits(self, e: Evaluated) -> bool:
         return e.memory.peak_bytes <= self.memory_fraction * e.memory.usable_bytes
 
     # ---- bounds ------------------------------------------------------------------------------------------------------------------------------------
@@ -191,7 +206,7 @@ class _Search:
         smallest: Evaluated | None = None
         for price in PRICES if "zero" not in self.fix else PRICES[:1]:
             this = self._evaluate_at(c, price)
-            if self._fits(this):
+            if self.fits(this):
                 return this
             if smallest is None or this.memory.peak_bytes < smallest.memory.peak_bytes:
                 smallest = this
@@ -200,7 +215,7 @@ class _Search:
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         made = self.make_plan(c, price)
-        program = lower(self.model, made, ranks=[s.ranks[0] for s in made.stages])
+        program = lower(self.model, made, ranks=representatives(made))
         return Evaluated(c, made, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def make_plan(self, c: Candidate, price: float = 0.0) -> Plan:
@@ -221,10 +236,10 @@ class _Search:
         )  # fmt: skip
         return replace(made, layout=layout(graph, made))
 
-    def _simulate(self, best: list[Evaluated]) -> list[Plan]:
+    def simulate(self, best: list[Evaluated]) -> list[Plan]:
         plans = []
         for e in best:
-            timeline = simulate(e.program, self.cost, steps=3)
+            timeline = run_simulation(e.program, self.cost, steps=3)
             plans.append(replace(e.plan, predicted=metrics(self.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))))
         return sorted(plans, key=lambda p: (p.predicted["step_s"], str(p.layout)))
 

@@ -3,3 +3,4 @@
 `profile` (bundled figures), `clusters` (names to Cluster), `routes` (paths of the topology), `collectives` (alpha-beta on it), `cost` (Work to seconds),
 `contention` (what is shared), `engine` (Program to Timeline), `fold` (ranks that do the same), `memory` (the ledger), `estimate` (closed forms and lower bounds).
 """
+

@@ -189,7 +189,8 @@ def _node_links(node: int, num_gpus: int, profile: Mapping[str, Any], nic: Nic |
     port = figures["nics"][nic.kind]
     num_nics = min(nic.per_node, num_gpus)
     bytes_per_s = nic.gbit_per_s / 8 * 1e9 * port["share"] * nic.per_node / num_nics
-    pcie_hop_s, pcie_bytes_per_s = figures["pcie_hop_s"]["value"], profile["pcie_bytes_per_s"] * profile["pcie_share"]
+    pcie_hop_s = max(figures["pcie_hop_s"]["value"], hop_s)  # a NIC is never the shorter way between two GPUs of a node
+    pcie_bytes_per_s = profile["pcie_bytes_per_s"] * profile["pcie_share"]
     for i, g in enumerate(gpus):
         out.append(Link(g, f"nic{node}.{i * num_nics // num_gpus}", pcie_hop_s, pcie_bytes_per_s * max(1, nic.per_node // num_nics), "pcie"))
     return out + [Link(f"nic{node}.{i}", "fabric", port["latency_s"] / 2, bytes_per_s, nic.kind) for i in range(num_nics)]

@@ -29,6 +29,9 @@ from simulator.routes import Edge, Routes
 
 Group = tuple[int, ...]
 
+ALGORITHMS = ("ring", "tree", "hierarchical")
+"""What a library can do that chooses freely; a profile may name fewer: NCCL has rings and trees, and its hierarchy (NVLSTree) loses to the ring."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -46,10 +49,10 @@ class Line:
 FREE = Line("none", 0.0, 0.0, {})
 
 
-def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], launch_s: float) -> tuple[Line, ...]:
-    """The algorithms for this collective; one of zero seconds for a group of one.
+def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], launch_s: float, algorithms: Sequence[str]) -> tuple[Line, ...]:
+    """The algorithms for this collective, of those that the machine's library has; one of zero seconds for a group of one.
 
-    `siblings`: the groups that do the same at the same time, `group` among them.
+    `siblings`: the groups that do the same at the same time, `group` among them. An all-to-all is always pairwise, and a ring is always there.
     """
     if len(group) == 1:
         return (FREE,)
@@ -58,9 +61,9 @@ def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], la
     passes = 2 if kind == "all_reduce" else 1
     rings = [_ring_loads(routes, s, passes * (len(s) - 1) / len(s)) for s in siblings]
     out = [_line("ring", routes, launch_s + passes * _ring_latency(routes, group), rings[list(siblings).index(group)], rings)]
-    if kind == "all_reduce":
+    if kind == "all_reduce" and "tree" in algorithms:
         out.append(_tree(routes, group, siblings, launch_s))
-    if _regular(routes, group):
+    if "hierarchical" in algorithms and _regular(routes, group):
         out.append(_hierarchical(routes, group, siblings, passes, launch_s))
     return tuple(out)
 

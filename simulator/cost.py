@@ -12,7 +12,7 @@ from ir.errors import ClusterError, InputError
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
-from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
+from simulator.collectives import ALGORITHMS, FREE, Group, Line, lines, p2p_line, siblings
 from simulator.routes import Edge, Routes
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -59,6 +59,7 @@ class CostModel:
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
         self.num_cores = float(cluster.profile.get("cores", 0.0))
+        self._algorithms = tuple(cluster.profile.get("collective", {}).get("algorithms", ALGORITHMS))
         self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
 
     # ---- compute -----------------------------------------------------------------------------------------------------------------------------------
@@ -119,20 +120,21 @@ class CostModel:
         key = (kind, group, alone)
         found = self._lines.get(key)
         if found is None:
-            found = self._lines[key] = self._new_lines(kind, group, (group,) if alone else siblings(self.cluster, group, self.active))
+            found = self._lines[key] = self._new_lines(kind, group, alone)
         return found
 
-    def _new_lines(self, kind: str, group: Group, together: Sequence[Group]) -> tuple[Line, ...]:
+    def _new_lines(self, kind: str, group: Group, alone: bool) -> tuple[Line, ...]:
         missing = [r for r in group if not 0 <= r < self.cluster.num_devices]
         if missing:
             raise ClusterError(f"cluster `{self.cluster.name}` has ranks 0 to {self.cluster.num_devices - 1}, {kind} of {group} needs {missing}")
         if len(group) <= 1:
             return (FREE,)
+        together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
             return (p2p_line(self.routes, *group, [(a, b) for a, b in together], self._collective_launch_s),)
         if kind not in COLLECTIVES:
             raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}")
-        return lines(self.routes, kind, group, together, self._collective_launch_s)
+        return lines(self.routes, kind, group, together, self._collective_launch_s, self._algorithms)
 
     def _curve(self, kind: str, group: Group) -> Sequence[Sequence[float]] | None:
         if not self._curves:

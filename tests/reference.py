@@ -39,7 +39,7 @@ def step(
     >>> graph = model.graph(batch=2, seq=4, dtype="float64")
     >>> ids = np.arange(8).reshape(2, 4)
     >>> loss, grads = step(graph, init(graph, seed=0), ids, ids + 1)
-    >>> abs(loss - np.log(256)) < 0.1, grads["h.0.attn.q.weight"].shape
+    >>> bool(abs(loss - np.log(256)) < 0.1), grads["h.0.attn.q.weight"].shape
     (True, (8, 8))
     """
     moment = Moment(seed, step, first_sample)
@@ -101,3 +101,29 @@ def _gradients(name: str, node: Node, sizes: Mapping[str, int], known: Mapping[s
 
 def _context(attrs: Mapping[str, Any], sizes: Mapping[str, int], moment: Moment) -> Context:
     return Context(np, attrs, sizes, sizes, {"b": moment.first_sample}, moment.seed, moment.step)
+
+
+class AdamW:
+    """Loshchilov and Hutter 2019 (arXiv:1711.05101, algorithm 2), in the order of PyTorch's: updates whole arrays in place and keeps `m` and `v`."""
+
+    def __init__(
+        self, params: Arrays, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, max_norm: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.params, self.lr, self.betas, self.eps, self.weight_decay, self.max_norm = params, lr, (beta1, beta2), eps, weight_decay, max_norm
+        self.m = {name: np.zeros_like(p) for name, p in params.items()}
+        self.v = {name: np.zeros_like(p) for name, p in params.items()}
+        self.steps = 0
+
+    def update(self, grads: Arrays) -> None:
+        """One step, in place; gradients are scaled down together where their common norm is above `max_norm`, as `clip_grad_norm_` does."""
+        self.steps += 1
+        norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in grads.values()))
+        clip = min(1.0, self.max_norm / (norm + 1e-6)) if self.max_norm else 1.0
+        beta1, beta2 = self.betas
+        for name, p in self.params.items():
+            g = grads[name] * clip
+            self.m[name] = beta1 * self.m[name] + (1 - beta1) * g
+            self.v[name] = beta2 * self.v[name] + (1 - beta2) * g * g
+            m, v = self.m[name] / (1 - beta1**self.steps), self.v[name] / (1 - beta2**self.steps)
+            p *= 1 - self.lr * self.weight_decay
+            p -= self.lr * m / (np.sqrt(v) + self.eps)

@@ -47,6 +47,16 @@ def kinds(program: Program) -> dict[str, str]:
     return {a.name: _kind(a) for a in program.actors}
 
 
+def busy(lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, step: int | None = None) -> dict[str, tuple[float, ...]]:
+    """Seconds that all queues were busy, by kind, one figure a lane of `lanes`: what `predicted_measured` takes. `step`: of that step only."""
+    found = {kind: [0.0] * len(lanes) for kind in KINDS}
+    for i, spans in enumerate(lanes.values()):
+        for span in spans:
+            if step is None or span.step == step:
+                found[kind_of[span.actor]][i] += span.end_s - span.start_s
+    return {kind: tuple(times) for kind, times in found.items() if any(times)}
+
+
 def timeline(
     lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, title: str = "Timeline",
     step: int | None = None, ranks: Sequence[int] | None = None, window: tuple[float, float] = (0.0, 1.0),
@@ -77,9 +87,7 @@ def timeline(
     return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3))
 
 
-def memory(
-    by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory at each rank's peak"
-) -> go.Figure:
+def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory by rank") -> go.Figure:
     """Bytes by class of every rank, stacked, with the usable capacity as a line; neighbouring ranks that hold the same share one bar."""
     groups = _equal_ranks(by_rank)
     totals = [sum(held.values()) for _, held in groups]
@@ -96,7 +104,7 @@ def memory(
     figure.update_layout(barmode="stack", bargap=_gap(len(groups)))
     figure.update_xaxes(type="category")
     _dress(figure, title, "rank", f"memory [{unit}]", height=420)
-    if usable_bytes is not None:
+    if usable_bytes:
         _capacity_line(figure, _smallest(usable_bytes), max(totals, default=0.0), scale)
     return figure
 
@@ -139,7 +147,7 @@ def ranked_plans(plans: Sequence[Mapping[str, Any]], *, title: str = "Plans, fas
     return _dress(figure, title, f"predicted step time [{unit}]", "", height=162 + 38 * max(len(plans), 1))
 
 
-def predicted_measured(rows: Mapping[str, tuple[float, float]], *, title: str = "Predicted against measured") -> go.Figure:
+def predicted_measured(rows: Mapping[str, tuple[float, ...]], *, title: str = "Predicted against measured") -> go.Figure:
     """Seconds of a step by class of work, predicted beside measured; `rows` maps a class to (predicted_s, measured_s). The ratio stands at each pair."""
     unit, scale = _time_unit(max((max(pair) for pair in rows.values()), default=0.0))
     names = [KINDS.get(name, name) for name in rows]

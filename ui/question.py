@@ -52,7 +52,8 @@ class Answer:
 
     def foretell(self, index: int) -> Prediction:
         """The simulation of plan `index`."""
-        return hr.simulate(self.result.plans[index], self.cluster, self.model)
+        told: Prediction = hr.simulate(self.result.plans[index], self.cluster, self.model)
+        return told
 
     def entries(self) -> list[dict[str, Any]]:
         """The plans as `headrace plan --json` lists them."""
@@ -65,12 +66,13 @@ def answer(question: Question, progress: Callable[..., None]) -> Answer:
     model = _with_path(question.model, hr.load)
     cluster = _with_path(question.cluster, lambda text: hr.load_cluster(text, progress))
     result = hr.plan(model, cluster, batch=question.batch, seq=question.seq, dtype=question.dtype, fix=fixed, top=question.top, progress=progress)
-    # a plan calls an uploaded model by the name of its file, not by where it lay for a moment
-    return Answer(model, cluster, replace(result, plans=tuple(_renamed(p, question.model) for p in result.plans)))
+    return Answer(model, cluster, replace(result, plans=tuple(_named(p, question) for p in result.plans)))
 
 
-def _renamed(plan: Plan, model: str | Upload) -> Plan:
-    return replace(plan, model=_safe(model.name)) if isinstance(model, Upload) else plan
+def _named(plan: Plan, question: Question) -> Plan:
+    """The plan calling its model and cluster as the user does: what was handed in by the name of its file, not by where it lay for a moment."""
+    model = _safe(question.model.name) if isinstance(question.model, Upload) else plan.model
+    return replace(plan, model=model, cluster=_safe(question.cluster.name) if isinstance(question.cluster, Upload) else question.cluster)
 
 
 def _fixed(text: str) -> Mapping[str, str | int]:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -105,12 +106,12 @@ class ModelConfig:
 def check_size(name: str, value: Any, most: int = MAX_SIZE) -> int:
     """The value, if it is a whole number from 1 to `most`; InputError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
+        raise InputError(f"{name} is {reprlib.repr(value)}; it must be a whole number from 1 to {most}")
     return value
 
 
 def check_number(name: str, value: Any, what: str, legal: Callable[[float], bool]) -> float:
     """The value as a float, if it is a finite number for which `legal` holds; InputError saying it must be `what` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not legal(value):
-        raise InputError(f"{name} is {value!r}; it must be {what}")
+        raise InputError(f"{name} is {reprlib.repr(value)}; it must be {what}")
     return float(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,20 +58,21 @@ def read(path: Path, overrides: Mapping[str, Any] | None = None) -> Model:
 def load_json(file: Path) -> Mapping[str, Any]:
     """The object in a JSON file; InputError naming the file and the place where it breaks."""
     try:
-        size = file.stat().st_size
-        if size > MAX_NBYTES:
-            raise InputError(f"`{file}` has {size} bytes; a config.json has a few thousand: give the config, not the weights")
-        text = file.read_text(encoding="utf-8-sig")
-        data = json.loads(text) if text.strip() else None
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_NBYTES + 1)
+        text = raw.decode("utf-8-sig")
+        data = json.loads(text) if text.strip() and len(raw) <= MAX_NBYTES else None
     except OSError as error:
         raise InputError(f"cannot read `{file}`: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"`{file}` is no text file (byte {error.start} is not UTF-8); give a Hugging Face config.json") from error
     except json.JSONDecodeError as error:
         raise InputError(f"`{file}` is no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; is it cut off? Download it again") from error
-    except RecursionError as error:
-        raise InputError(f"`{file}` is nested too deeply to be a config.json") from error
-    if data is None and not text.strip():
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"`{file}` is no config.json: {error}") from error
+    if len(raw) > MAX_NBYTES:
+        raise InputError(f"`{file}` has more than {MAX_NBYTES} bytes; a config.json has a few thousand: give the config, not the weights")
+    if not text.strip():
         raise InputError(f"`{file}` is empty; give a Hugging Face config.json")
     if not isinstance(data, dict):
         raise InputError(f"`{file}` holds a JSON {type(data).__name__}, not an object; a config.json starts with {{")
@@ -121,7 +123,7 @@ def _unknown_family(family: Any) -> str:
     if family is None:
         return f"no `model_type`; is this a model's config.json? Known types are {known}"
     near = difflib.get_close_matches(str(family), FAMILIES, n=1)
-    return f"model_type {family!r} is not known; known are {known}" + (f"; did you mean {near[0]}?" if near else "")
+    return f"model_type {reprlib.repr(family)} is not known; known are {known}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _refuse_foreign(data: Mapping[str, Any]) -> None:
@@ -133,6 +135,12 @@ def _refuse_foreign(data: Mapping[str, Any]) -> None:
         )
     if data.get("quantization_config"):
         raise InputError("`quantization_config` describes quantized weights, which are not trained as they are; take the key out to plan the unquantized model")
+    kinds = data.get("layer_types") or []
+    unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")] if isinstance(kinds, list) else [kinds]
+    if unknown:
+        raise InputError(
+            f"`layer_types` has {reprlib.repr(unknown[0])}; headrace builds layers of full_attention, and of sliding_attention within their window"
+        )
     architectures = data.get("architectures") or ()
     names = [a for a in architectures if isinstance(a, str)] if isinstance(architectures, list | tuple) else []
     foreign = [a for a in names if a.endswith(OTHER_HEADS)]
@@ -176,14 +184,14 @@ class _Keys:
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key)
         if value is not None and not isinstance(value, bool):
-            raise InputError(f"{key} is {value!r}; it must be true or false")
+            raise InputError(f"{key} is {reprlib.repr(value)}; it must be true or false")
         return default if value is None else value
 
     def activation(self, key: str, default: str) -> str:
         value = self.data.get(key)
         name = default if value is None else value
         if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise InputError(f"{key} is {name!r}, an activation that headrace does not know; known are {', '.join(ACTIVATIONS)}")
+            raise InputError(f"{key} is {reprlib.repr(name)}, an activation that headrace does not know; known are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def eps(self, key: str, default: float) -> float:
@@ -262,7 +270,7 @@ def _qwen_window(k: _Keys, layers: int) -> int:
     if not k.flag("use_sliding_window", False) or k.data.get("sliding_window", 4096) is None:
         return 0
     kinds = k.data.get("layer_types")
-    slides = "sliding_attention" in kinds if isinstance(kinds, list) else layers > k.size("max_window_layers", 28)
+    slides = "sliding_attention" in kinds[:layers] if isinstance(kinds, list) else layers > k.size("max_window_layers", 28)
     return k.size("sliding_window", 4096) if slides else 0
 
 
@@ -270,11 +278,11 @@ def _rope(k: _Keys) -> Rope:
     """From `rope_parameters` (transformers 5), or from `rope_theta` and `rope_scaling` (before)."""
     scaling = k.data.get("rope_scaling") or k.data.get("rope_parameters") or {}
     if not isinstance(scaling, dict) or any(isinstance(value, dict) for value in scaling.values()):
-        raise InputError(f"the RoPE parameters are {scaling!r}; headrace reads one object with `rope_type` in it, alike for all layers")
+        raise InputError(f"the RoPE parameters are {reprlib.repr(scaling)}; headrace reads one object with `rope_type` in it, alike for all layers")
     s = _Keys(scaling, k.family)
     partial = scaling.get("partial_rotary_factor", k.data.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise InputError(f"partial_rotary_factor is {partial!r}; headrace turns whole heads only")
+        raise InputError(f"partial_rotary_factor is {reprlib.repr(partial)}; headrace turns whole heads only")
     where = s if scaling.get("rope_theta") is not None else k
     theta = where.number("rope_theta", 10_000.0, "a number above 0", lambda x: x > 0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -289,7 +297,7 @@ def _rope(k: _Keys) -> Rope:
         key = "original_max_position_embeddings"
         original = k.size(key) if k.data.get(key) is not None else s.size(key, k.size("max_position_embeddings"))
         return Rope(theta, _required(s, "factor", 1.0), low, high, original)
-    raise InputError(f"RoPE scaling of type {kind!r} is not built by headrace; default, linear and llama3 are")
+    raise InputError(f"RoPE scaling of type {reprlib.repr(kind)} is not built by headrace; default, linear and llama3 are")
 
 
 def _required(s: _Keys, key: str, least: float) -> float:

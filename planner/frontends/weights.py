@@ -53,14 +53,14 @@ def origins(model: Model) -> dict[str, Origin]:
 def from_torch(model: Model, state_dict: Mapping[str, Any]) -> dict[str, Array]:
     """Parameter name -> array, from the state dict (tensors or arrays) of the model's twin in `transformers`.
 
-    The dtype stays, but that numpy has no bfloat16: it becomes float32. Other entries, such as buffers, are passed over. Raises InputError when one is missing
-    or has another shape.
+    They are copies of the same dtype, but that bfloat16, which numpy lacks, becomes float32. Other entries, such as buffers, are passed over. Raises
+    InputError when one is missing or has another shape.
     """
     out: dict[str, Array] = {}
     for name, origin in origins(model).items():
         whole = _array(state_dict, origin.key)
         part = whole[..., origin.start : origin.stop]
-        out[name] = np.ascontiguousarray(part.T if origin.transposed else part)
+        out[name] = np.array(part.T if origin.transposed else part, order="C")  # a copy: a tensor's array shares its memory
     for name, param in params(model.config).items():
         if out[name].shape != param.shape:
             raise InputError(f"the state dict gives {out[name].shape} for `{name}`, which is {param.shape} in {model.name}; is it another model's?")

@@ -184,7 +184,7 @@ def test_misuse_is_refused_by_name():
     action = machine.start(load)
     with pytest.raises(ProgramError, match="cannot start anything now"):
         machine.start(load)
-    with pytest.raises(ProgramError, match="left microbatch 0 of step 0 .* cannot finish: it does not run"):
+    with pytest.raises(ProgramError, match=r"left microbatch 0 of step 0 .* cannot finish: it does not run"):
         machine.finish(Action(1, 0, 0))
     machine.finish(action)
     with pytest.raises(ProgramError, match="cannot finish"):

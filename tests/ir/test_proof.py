@@ -107,7 +107,7 @@ def test_a_reordered_collective_is_named():
 
 def test_members_that_do_different_things_are_named():
     program = collectives()
-    with pytest.raises(ProgramError, match="channel `norm` do not do the same: `sum.norm0`: collective all_reduce"):
+    with pytest.raises(ProgramError, match=r"channel `norm` do not do the same: `sum.norm0`: collective all_reduce"):
         worked(program, "sum.norm1", op="all_gather").check()
     with pytest.raises(ProgramError, match=r"channel `norm` is a collective of group \(0, 2\), its members are on ranks \(0, 1\)"):
         worked(worked(program, "sum.norm1", group=(0, 2)), "sum.norm0", group=(0, 2)).check()
@@ -168,7 +168,7 @@ def test_orders_that_contradict_each_other_cannot_be_helped_by_credits():
 
 def test_an_update_that_precedes_its_readers_is_named():
     order = PIPE.orders[0, "compute"]
-    with pytest.raises(Deadlock, match="opt0 .* waits: w0 is still to be read"):
+    with pytest.raises(Deadlock, match=r"opt0 .* waits: w0 is still to be read"):
         with_order(changed(PIPE, "opt0", reads=()), (0, "compute"), [*order[-1:], *order[:-1]]).check()
 
 

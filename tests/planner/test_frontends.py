@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,7 @@ def test_names_sources_and_paths_do_not_change_the_fingerprint(tmp_path: Path) -
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, 8),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}, 0),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, 8),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "num_hidden_layers": 1, "layer_types": ["full_attention", "sliding_attention"]}, 0),
         ("llama", {"sliding_window": 8}, 0),
     ],
 )
@@ -296,7 +299,8 @@ def test_names_that_are_refused(name: str, says: str) -> None:
         (b"[1, 2]", "holds a JSON list, not an object"),
         (b"null", "holds a JSON NoneType"),
         (b"\x80\x04\x95", "is no text file"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "is no config.json: .*recursion"),
+        (b'{"vocab_size": ' + b"9" * 5000 + b"}", "is no config.json: .*digits"),
         (b" " * (1 << 23), "give the config, not the weights"),
         (b"{}", "no `model_type`"),
     ],
@@ -345,6 +349,8 @@ def test_folder_without_config(tmp_path: Path) -> None:
         (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', an activation that headrace does not know; known are gelu"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         (LLAMA, {"attention_dropout": 1.0}, "attention_dropout is 1.0; it must be a probability"),
+        (LLAMA, {"layer_types": ["full_attention", "linear_attention"]}, "`layer_types` has 'linear_attention'"),
+        (LLAMA, {"vocab_size": "9" * 10_000}, "vocab_size is '9999.{,40}; it must be"),
         (LLAMA, {"quantization_config": {"bits": 4}}, "`quantization_config`"),
         (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification ends in another head"),
         (GPT2, {"add_cross_attention": True}, "`add_cross_attention` is set"),
@@ -382,3 +388,10 @@ def test_auto_map_code_is_not_run(tmp_path: Path) -> None:
 def test_microbatches_that_are_refused(batch: Any, seq: Any, dtype: str, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=re.escape(says)):
         load("gpt2-tiny").graph(batch, seq, dtype)
+
+
+def test_graphs_and_fingerprints_do_not_depend_on_the_hash_seed() -> None:
+    code = "from planner.frontends import load; m = load('gpt2-tiny'); print(m.fingerprint, m.graph(1, 4, 'fp32').fingerprint)"
+    root = Path(__file__).parents[2]
+    said = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": n}, cwd=root, capture_output=True, check=True).stdout for n in ("0", "1")}
+    assert len(said) == 1

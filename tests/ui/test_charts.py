@@ -144,6 +144,16 @@ def test_ranked_plans_keep_their_order_and_say_what_does_not_fit():
     assert "MFU 41.0%" in named(figure, "fits").hovertext[0]
 
 
+def test_busy_seconds_are_summed_by_kind_and_lane():
+    assert charts.busy({"predicted": STEP, "measured": STEP[:3]}, KIND_OF, step=0) == {
+        "F": pytest.approx((0.5, 0.2)),
+        "I": pytest.approx((0.4, 0.4)),
+        "U": pytest.approx((0.1, 0.1)),
+        "collective": pytest.approx((0.1, 0.0)),
+    }
+    assert charts.busy({"predicted": STEP}, KIND_OF)["F"] == pytest.approx((0.8,))
+
+
 def test_predicted_and_measured_stand_side_by_side_with_their_ratio():
     figure = charts.predicted_measured({"F": (0.3, 0.2), "U": (0.1, 0.0)})
     assert list(named(figure, "predicted").y) == pytest.approx([300, 100])
