@@ -152,6 +152,16 @@ def test_state_dicts_that_are_refused() -> None:
         to_torch(model, {})
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_what_a_config_leaves_out_is_what_transformers_fills_in(family: str) -> None:
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 40, "num_attention_heads": 32, "max_position_embeddings": 8}
+    if family == "gpt2":
+        sizes = {"vocab_size": 99, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 8}
+    for changes in ({}, {"use_sliding_window": True} if family.startswith("qwen") else {}):
+        short = {"model_type": family, **sizes, **changes}
+        assert parse(short, "short") == parse(transformers.AutoConfig.for_model(**short).to_dict(), "whole")
+
+
 @pytest.mark.parametrize("name", zoo_names())
 def test_zoo_models_have_the_parameters_of_transformers(name: str) -> None:
     layers = "n_layer" if "n_layer" in config_of(name) else "num_hidden_layers"
