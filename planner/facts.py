@@ -12,7 +12,7 @@ from ir.ops import catalogue
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """`carries[i]`: a cotangent flows to input i. `grads`: gradient operators that run, dims written out. `reads_inputs` / `reads_outputs`: operands they read."""
+    """`carries[i]`: a cotangent flows to input i. `grads`: gradient operators that run, dims written out; `reads_inputs`, `reads_outputs`: what they read."""
 
     op: Op
     carries: tuple[bool, ...]
@@ -52,9 +52,7 @@ def analyse(graph: Graph, recompute: Sequence[int] = ()) -> Facts:
         receives.update(t for t, carried in zip(n.inputs, known[key].carries, strict=True) if carried)
     layers = frozenset(recompute)
     rerun = _rerun(graph, nodes, layers)
-    again = frozenset(
-        (n.name, i) for n in graph.nodes if n.layer in layers for i in range(len(n.inputs)) if n.name in rerun or i in nodes[n.name].reads_inputs
-    )
+    again = frozenset((n.name, i) for n in graph.nodes if n.layer in layers for i in range(len(n.inputs)) if n.name in rerun or i in nodes[n.name].reads_inputs)
     values = {t for n in graph.nodes for t in n.outputs}
     return Facts(nodes, frozenset(receives & requires & values), rerun, again, _saved(graph, nodes, layers, again))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +25,9 @@ class Pricing(Protocol):
 class Costs(Protocol):
     """The part of `simulator.CostModel` that a mesh is priced with."""
 
+    @property
+    def cluster(self) -> Cluster: ...
+
     def compute_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...], rank: int) -> float: ...
 
     def collective_s(self, kind: str, nbytes: float, ranks: Sequence[int]) -> float: ...
@@ -39,7 +41,6 @@ class MeshPricing:
     """
 
     costs: Costs
-    cluster: Cluster
     mesh: Mesh
     _groups: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -50,6 +51,7 @@ class MeshPricing:
         return max(self.costs.collective_s(kind, nbytes, ranks) for ranks in self.groups(axis))
 
     def local_s(self, nbytes: float) -> float:
+        """Seconds of a local re-sharding kernel."""
         return self.compute_s("box.slice", "float32", 0.0, nbytes, ())
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
@@ -58,7 +60,7 @@ class MeshPricing:
             found: dict[Any, tuple[int, ...]] = {}
             for ranks in self.mesh.groups(axis):
                 nodes: dict[int, int] = {}
-                devices = [self.cluster.devices[r] for r in ranks]
+                devices = [self.costs.cluster.devices[r] for r in ranks]
                 lie = tuple((nodes.setdefault(d.node, len(nodes)), d.name) for d in devices)
                 found.setdefault(lie, ranks)
             self._groups[axis] = tuple(found.values())
@@ -68,7 +70,7 @@ class MeshPricing:
         if "" not in self._groups:
             first: dict[str, int] = {}
             for rank in self.mesh.ranks:
-                first.setdefault(self.cluster.devices[rank].name, rank)
+                first.setdefault(self.costs.cluster.devices[rank].name, rank)
             self._groups[""] = (tuple(first.values()),)
         return self._groups[""][0]
 
@@ -85,25 +87,7 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
     return price
 
 
-def gemm_of(op: Op, sizes: Sizes) -> tuple[int, ...]:
-    """(batch, m, n, k) of a contraction on these local sizes; () for any other operator.
-
-    >>> from ir.ops import catalogue
-    >>> gemm_of(catalogue("linear").for_ranks([3, 2]), {"b": 2, "s": 8, "k": 4, "n": 16})
-    (1, 16, 16, 4)
-    """
-    if not op.is_contraction:
-        return ()
-    a, b = (set(o.labels) for o in op.inputs)
-    out = set(op.outputs[0].labels)
-
-    def volume(labels: set[str]) -> int:
-        return math.prod(sizes[label] for label in labels)
-
-    return (volume(a & b & out), volume((a & out) - b), volume((b & out) - a), volume((a & b) - out))
-
-
-def work_of(op: Op, sizes: Sizes, attrs: Attrs, itemsize: Mapping[str, int]) -> tuple[float, float, tuple[int, ...]]:
-    """(flops, bytes of memory traffic, gemm) of one firing on local sizes; `itemsize` by operand name."""
-    traffic = sum(math.prod(o.shape(sizes)) * itemsize[o.name] for o in (*op.inputs, *op.outputs))
-    return op.flops_of(sizes, attrs), float(traffic), gemm_of(op, sizes)
+def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int) -> tuple[float, float, tuple[int, ...]]:
+    """(flops, bytes of memory traffic, gemm) of one firing on local sizes, elements being `width` bytes wide: what `planner.lower` writes into its Work."""
+    ins, outs = op.elements_of(sizes)
+    return op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes)

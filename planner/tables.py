@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -137,16 +137,24 @@ class HubClass:
 class ParamClass:
     """All parameters that are alike; a state is a triple (state, held, grad) for each axis.
 
-    `step_s`: once a step grad -> state, update, state -> held. `nbytes` by class: what stays on a rank for the whole step.
+    `step_s`: once a step grad -> state, update, state -> held. `params`, `optimizer`: bytes that stay on a rank. Gradients accumulate, and are brought to the
+    state, as wide as the state: placements in `wide`.
     """
 
     boxes: Boxes
+    wide: Boxes
     states: tuple[tuple[tuple[Sbp, Sbp, Sbp], ...], ...]
     state: Index
     held: Index
     grad: Index
     step_s: Table
-    nbytes: Mapping[str, Table]
+    params: Table
+    optimizer: Table
+
+    def grads(self, num_uses: int) -> Table:
+        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
+        total = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        return num_uses * self.wide.nbytes[self.grad] + total
 
 
 AnyClass = NodeClass | HubClass | ParamClass
@@ -202,9 +210,8 @@ class Tables:
         states = tuple(
             nd for nd in itertools.product(*(self._rules(facts, sizes, n) for n in self.mesh_shape)) if self._fits(op, sizes, _cuts(nd, self.mesh_shape))
         )
-        itemsize = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip((*op.inputs, *op.outputs), (*ins, *outs), strict=True)}
-        itemsize |= {"d" + name: n for name, n in itemsize.items()}
-        seconds = self._seconds(node, facts, sizes, states, itemsize, outs[0].dtype)
+        dtype = next((t.dtype for t in (*ins, *outs) if not t.dtype.startswith("int")), outs[0].dtype)
+        seconds = self._seconds(node, facts, sizes, states, dtype)
         boxes = tuple(self.boxes(t, peak) for t, peak in zip((*ins, *outs), peaks, strict=True))
         boxes_in, boxes_out = boxes[: len(ins)], boxes[len(ins) :]
         per_axis = [[(op.placements(r), op.cotangents(r)) for r in nd] for nd in states]
@@ -232,15 +239,12 @@ class Tables:
 
     def _fits(self, op: Op, sizes: Mapping[str, int], cuts: Mapping[str, int]) -> bool:
         """Whether labels may be cut into these numbers of parts: evenly, or unevenly where that is allowed and leaves no part empty."""
-        return all(
-            sizes[label] % parts == 0 or (label in self.uneven and not op.must_divide(label) and sizes[label] >= parts) for label, parts in cuts.items()
-        )
+        return all(sizes[label] % parts == 0 or (label in self.uneven and not op.must_divide(label) and sizes[label] >= parts) for label, parts in cuts.items())
 
-    def _seconds(
-        self, node: Node, facts: NodeFacts, sizes: Mapping[str, int], states: Sequence[tuple[Rule, ...]], itemsize: Mapping[str, int], dtype: str
-    ) -> tuple[Table, Table]:  # fmt: skip
+    def _seconds(self, node: Node, facts: NodeFacts, sizes: Mapping[str, int], states: Sequence[tuple[Rule, ...]], dtype: str) -> tuple[Table, Table]:
         """Forward and backward seconds by state; states with equal local sizes are priced once."""
         known: dict[tuple[int, ...], tuple[float, float]] = {}
+        width = DTYPE_BYTES[dtype]
         out = np.empty((2, len(states)))
         for i, nd in enumerate(states):
             local = dict(sizes)
@@ -250,8 +254,8 @@ class Tables:
             key = tuple(local.values())
             if key not in known:
                 known[key] = (
-                    self.pricing.compute_s(node.op, dtype, *work_of(facts.op, local, node.attrs, itemsize)),
-                    sum(self.pricing.compute_s(g.name, dtype, *work_of(g, local, node.attrs, itemsize)) for g in facts.grads),
+                    self.pricing.compute_s(node.op, dtype, *work_of(facts.op, local, node.attrs, width)),
+                    sum(self.pricing.compute_s(g.name, dtype, *work_of(g, local, node.attrs, width)) for g in facts.grads),
                 )
             out[:, i] = known[key]
         return out[0], out[1]
@@ -296,7 +300,7 @@ class Tables:
         return found
 
     def _param(self, tensor: Tensor, uneven_dims: frozenset[int], optimizer: str) -> ParamClass:
-        boxes = self.boxes(tensor)
+        boxes, wide = self.boxes(tensor), self.boxes(replace(tensor, dtype=state_dtype(tensor.dtype)))
         triples: list[tuple[Sbp, Sbp, Sbp]] = [(B, B, B), (B, B, P)]
         for d in range(len(tensor.shape)):
             triples += [(S(d), held, grad) for held in (B, S(d)) for grad in (S(d), P, B)]
@@ -304,25 +308,26 @@ class Tables:
             nd for nd in itertools.product(triples, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims)
         )  # fmt: skip
         state, held, grad = (boxes.of(tuple(t[i] for t in nd) for nd in states) for i in range(3))
-        nbytes = self._param_nbytes(boxes, state, held, grad, optimizer)
-        update = self._update_s(boxes, optimizer, tensor.dtype)
-        return ParamClass(boxes, states, state, held, grad, boxes.cost[grad, state] + update[state] + boxes.cost[state, held], nbytes)
+        apart = boxes.nbytes[held] * (state != held)
+        num_states = num_optimizer_states(optimizer) + (wide is not boxes)
+        update = self._update_s(wide, optimizer, tensor.dtype)
+        return ParamClass(
+            boxes, wide, states, state, held, grad, wide.cost[grad, state] + update[state] + boxes.cost[state, held], boxes.nbytes[state] + apart,
+            num_states * wide.nbytes[state],
+        )  # fmt: skip
 
-    @staticmethod
-    def _param_nbytes(boxes: Boxes, state: Index, held: Index, grad: Index, optimizer: str) -> dict[str, Table]:
-        """Optimizer states have at least 4 bytes an element; the master copy is the held copy itself where that has the same placement and 4 bytes."""
-        wide = max(4, boxes.itemsize) / boxes.itemsize
-        master = (state != held) | (wide > 1)
-        states = num_optimizer_states(optimizer) + master.astype(float)
-        return {"params": boxes.nbytes[held], "grads": boxes.nbytes[grad], "optimizer": states * wide * boxes.nbytes[state]}
-
-    def _update_s(self, boxes: Boxes, optimizer: str, dtype: str) -> Table:
-        """Seconds of the update by placement of the state: reads the gradient, reads and writes the master copy and the states."""
+    def _update_s(self, wide: Boxes, optimizer: str, dtype: str) -> Table:
+        """Seconds of the update by placement of the state: reads the gradient, reads and writes the master copy and the states; a cast where there is one."""
         op = catalogue(optimizer)
-        wide = max(4, boxes.itemsize) / boxes.itemsize
-        traffic = boxes.nbytes * (1 + 2 * wide * (1 + num_optimizer_states(optimizer)))
-        flops = [op.for_ranks([1] * len(op.inputs)).flops_of({"b": int(n)}, {}) for n in boxes.nbytes / boxes.itemsize]
-        return np.array([self.pricing.compute_s(optimizer, dtype, f, t, ()) for f, t in zip(flops, traffic, strict=True)])
+        one = op.for_ranks([1 if o.dims else 0 for o in op.inputs])
+        out = []
+        for num_elements in wide.nbytes / wide.itemsize:
+            n = int(num_elements)
+            seconds = self.pricing.compute_s(optimizer, state_dtype(dtype), *work_of(one, {"b": n}, {}, wide.itemsize))
+            if state_dtype(dtype) != dtype:
+                seconds += self.pricing.compute_s("cast", state_dtype(dtype), *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
+            out.append(seconds)
+        return np.array(out)
 
 
 def _cuts(nd: Sequence[Rule], mesh_shape: Sequence[int]) -> dict[str, int]:
@@ -331,6 +336,15 @@ def _cuts(nd: Sequence[Rule], mesh_shape: Sequence[int]) -> dict[str, int]:
         if rule.kind == "split":
             cuts[rule.on] = cuts.get(rule.on, 1) * parts
     return cuts
+
+
+def state_dtype(dtype: str) -> str:
+    """Optimizer states, master copy and gradient accumulators are float32 where the parameter is narrower.
+
+    >>> state_dtype("bfloat16"), state_dtype("float64")
+    ('float32', 'float64')
+    """
+    return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
 
 
 def num_optimizer_states(optimizer: str) -> int:
