@@ -7,7 +7,6 @@ stream that freed it. cupy is imported when a backend is opened and nowhere else
 
 from __future__ import annotations
 
-import importlib.util
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -120,10 +119,10 @@ class CupyBackend:
 
 def _cupy() -> Any:
     """The cupy module; ExecutionError where it is not installed or sees no GPU."""
-    if importlib.util.find_spec("cupy") is None:
-        raise ExecutionError("the backend cupy needs cupy, which is not installed; `pip install headrace[gpu]`, or run with --backend numpy")
-    import cupy
-
+    try:
+        import cupy
+    except ImportError as error:
+        raise ExecutionError(f"the backend cupy needs cupy ({error}); `pip install headrace[gpu]`, or run with --backend numpy") from error
     try:
         num_devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

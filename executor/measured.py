@@ -31,7 +31,7 @@ def timeline(driver: Driver, backend: Backend) -> Timeline:
             actor = actors[action.actor]
             end_s = ends.get((actor.channel, action.step, action.microbatch), end_s)
             spans.append(Span(actor.name, action.step, action.microbatch, lane.rank, lane.queue, head_s - zero, start_s - zero, end_s - zero))
-    return Timeline("measured", tuple(spans))
+    return Timeline("measured", tuple(spans), {"program": driver.machine.program.fingerprint, "backend": backend.name})
 
 
 def step_ends(measured: Timeline) -> list[float]:
