@@ -13,9 +13,10 @@ Array = Any
 """An array of the backend's kind: numpy's, cupy's, or None on the null backend."""
 
 Mark = Any
-"""What a stream returns for a piece of work: opaque, orders later work after it, and tells its start and end once the work is done."""
+"""What a stream returns for a piece of work: orders later work after it, and tells its start and end once the work is done.
 
-Work = Callable[[], None]
+On an asynchronous backend it has an attribute `stream`, and of one stream a later mark is reached after an earlier one.
+"""
 
 
 class Stream(Protocol):

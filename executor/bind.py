@@ -99,7 +99,8 @@ class Binder:
 
     def _arrays(self, actor: Actor, step: int, microbatch: int) -> tuple[list[Array], list[Callable[[], Any]]]:
         """(the kernel's arrays, what to add to the registers afterwards where the firing accumulates)."""
-        arrays = [self.access.array(actor, name, step, microbatch) for name in (*actor.reads, *actor.updates)]
+        arrays = [self.access.array(actor, name, step, microbatch) for name in actor.reads]
+        arrays += [self.access.previous(actor, name, step) for name in actor.updates]
         after: list[Callable[[], Any]] = []
         for name in actor.updates if actor.updates else actor.writes:
             slot = self.access.array(actor, name, step, microbatch)

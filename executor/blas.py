@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +18,11 @@ def one_thread() -> Iterator[str]:
     With threadpoolctl every loaded BLAS is held; without it the OpenBLAS that numpy's wheel bundles is told through its C interface; where neither is there,
     the environment variables of `VARIABLES` must have been set before numpy was imported.
     """
-    if importlib.util.find_spec("threadpoolctl") is not None:
+    try:
         import threadpoolctl
-
+    except ModuleNotFoundError:
+        threadpoolctl = None
+    if threadpoolctl is not None:
         with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
             yield "threadpoolctl"
         return

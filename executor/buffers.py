@@ -108,11 +108,10 @@ def holders_of(program: Program, name: str) -> Sequence[Register]:
 
 
 def newest_item(program: Program, register: Register, steps: int) -> int:
-    """The number of the item last published after `steps` steps; an updated register stays in its slot."""
-    if any(register.name in a.updates for a in program.actors):
-        return 0
-    written = steps * (program.num_microbatches if register.clock == "microbatch" else 1) if any(register.name in a.writes for a in program.actors) else 0
-    return max(0, register.initial + written - 1)
+    """The number of the item last published after `steps` steps."""
+    firings = program.num_microbatches if register.clock == "microbatch" else 1
+    is_made = any(register.name in (*a.writes, *a.updates) for a in program.actors)
+    return max(0, register.initial + (steps * firings if is_made else 0) - 1)
 
 
 def _arena_sizes(program: Program) -> dict[tuple[int, str], int]:

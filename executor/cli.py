@@ -66,6 +66,8 @@ def perform(options: argparse.Namespace) -> tuple[dict[str, Any], Run]:
     from executor.train import run
 
     program = read_program(options.program)
+    for path in filter(None, (options.timeline, options.checkpoint)):
+        check_writable(Path(path))
     start = checkpoint.load(options.resume) if options.resume else None
 
     def progress(step: int, steps: int, loss: float) -> None:
@@ -114,6 +116,14 @@ def told(result: dict[str, Any]) -> str:
         f"{result['steps']} steps of {result['step_s'] * 1e3:.1f} ms, {losses}\n"
         f"{messages['collectives']:.0f} collectives and {messages['p2p']:.0f} p2p {moved}, {result['overlap']:.0%} of the time hidden"
     )
+
+
+def check_writable(path: Path) -> None:
+    """InputError before the work is done, where its result could not be written."""
+    from ir.errors import InputError
+
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {path.parent} is no folder that can be written to")
 
 
 def write_whole(path: Path, text: str) -> None:

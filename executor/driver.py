@@ -19,8 +19,8 @@ from ir.errors import Deadlock, ExecutionError
 from ir.machine import Action, Machine
 from ir.program import Actor
 
-Record = tuple[Action, float, Mark, float]
-"""(action, when it came to the head of its queue, the mark of its work, when it finished; 0.0 where the mark's own end holds)."""
+Record = tuple[Action, float, Mark]
+"""(action, when it came to the head of its queue, the mark of its work)."""
 
 
 @dataclass(slots=True)
@@ -159,22 +159,21 @@ class Driver:
         if not actor.channel:
             if self.marks is not None:
                 self.marks.after(action, (mark,))
-            self._advance(lane, action, mark, 0.0)
+            self._advance(lane, action, mark)
             return
         met = self._waiting.setdefault(actor.channel, [])
         met.append((lane, action, mark))
         if len(met) == self._num_members(actor):
             del self._waiting[actor.channel]
             together = tuple(m for _, _, m in met)
-            now_s = perf_counter()
             for member, its_action, its_mark in met:
                 if self.marks is not None:
                     self.marks.after(its_action, together)
-                self._advance(member, its_action, its_mark, now_s)
+                self._advance(member, its_action, its_mark)
 
-    def _advance(self, lane: Lane, action: Action, mark: Mark, end_s: float) -> None:
-        lane.records.append((action, lane.head_s, mark, end_s))
-        lane.head_s = end_s or perf_counter()
+    def _advance(self, lane: Lane, action: Action, mark: Mark) -> None:
+        lane.records.append((action, lane.head_s, mark))
+        lane.head_s = perf_counter()
         lane.action = None
         woken = self.machine.finish(action)
         self.num_finished += 1

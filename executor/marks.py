@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from executor.backend import Mark
 from executor.slots import Access
 from executor.transport import members_of
@@ -22,7 +24,7 @@ class Marks:
         self.actors = program.actors
         self._members = {a.name: members_of(a, program.channels[a.channel]) if a.channel else (a,) for a in program.actors}
         self._writers: dict[tuple[str, int], tuple[Mark, ...]] = {}
-        self._readers: dict[tuple[str, int], tuple[Mark, ...]] = {}
+        self._readers: dict[tuple[str, int], dict[Any, Mark]] = {}
 
     def before(self, action: Action) -> tuple[Mark, ...]:
         """What the work of this firing waits for: for a rendezvous, what any member waits for, since every share touches all members' slots."""
@@ -31,7 +33,7 @@ class Marks:
             for name, slot, is_read in self._slots(actor, action):
                 found += self._writers.get((name, slot), ())
                 if not is_read:
-                    found += self._readers.get((name, slot), ())
+                    found += self._readers.get((name, slot), {}).values()
         return tuple(dict.fromkeys(found))
 
     def after(self, action: Action, marks: tuple[Mark, ...]) -> None:
@@ -39,9 +41,10 @@ class Marks:
         for name, slot, is_read in self._slots(self.actors[action.actor], action):
             key = (name, slot)
             if is_read:
-                self._readers[key] = (*self._readers.get(key, ()), *marks)
+                # of one stream only its last read counts, or a register that nothing ever writes would gather marks for ever
+                self._readers[key] = {**self._readers.get(key, {}), **{mark.stream: mark for mark in marks}}
             else:
-                self._writers[key], self._readers[key] = marks, ()
+                self._writers[key], self._readers[key] = marks, {}
 
     def _slots(self, actor: Actor, action: Action) -> list[tuple[str, int, bool]]:
         _, step, microbatch = action

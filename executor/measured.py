@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ir.timeline import Span, Timeline
-
 from executor.backend import Backend
 from executor.driver import Driver
 from ir.program import Program
+from ir.timeline import Span, Timeline
 
 COMMUNICATION = ("collective", "send", "recv")
 
 
 def timeline(driver: Driver, backend: Backend) -> Timeline:
-    """The spans of everything that finished, in seconds since the threads started; a span is issued when it came to the head of its queue."""
-    zero = driver.start_s
+    """The spans of everything that finished, in seconds since the threads started.
+
+    A span is issued when it came to the head of its queue, starts when its work does, and the members of a rendezvous end together, with the last share.
+    """
     actors = driver.machine.actors
-    spans = []
-    for lane in driver.lanes:
-        for action, head_s, mark, end_s in lane.records:
-            start_s, own_end_s = backend.times(mark)
-            name = actors[action.actor].name
-            spans.append(Span(name, action.step, action.microbatch, lane.rank, lane.queue, head_s - zero, start_s - zero, max(end_s, own_end_s) - zero))
-    return Timeline("measured", tuple(spans))
+    times = [[backend.times(mark) for _, _, mark in lane.records] for lane in driver.lanes]
+    ends: dict[tuple[str, int, int], float] = {}
+    for lane, mine in zip(driver.lanes, times, strict=True):
+        for (action, _, _), (_, end_s) in zip(lane.records, mine, strict=True):
+            if channel := actors[action.actor].channel:
+                key = (channel, action.step, action.microbatch)
+                ends[key] = max(ends.get(key, 0.0), end_s)
+    zero, spans = driver.start_s, []
+    for lane, mine in zip(driver.lanes, times, strict=True):
+        for (action, head_s, _), (start_s, end_s) in zip(lane.records, mine, strict=True):
+            actor = actors[action.actor]
+            end_s = ends.get((actor.channel, action.step, action.microbatch), end_s)
+            spans.append(Span(actor.name, action.step, action.microbatch, lane.rank, lane.queue, head_s - zero, start_s - zero, end_s - zero))
+    return Timeline("measured", tuple(spans), {"program": driver.machine.program.fingerprint, "backend": backend.name})
 
 
 def step_ends(measured: Timeline) -> list[float]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from executor.backend import Array, Backend
 from executor.buffers import SLOT_ALIGNMENT, Buffers
-from ir.errors import ProgramError
 from ir.machine import Action, Machine
 from ir.program import Actor, Program
 
@@ -26,11 +25,6 @@ class Access:
         self.index = {a.name: i for i, a in enumerate(machine.actors)}
         self._first = _first_microbatches(self.program)
         self._scratch = {queue: backend.allocate(nbytes) for queue, nbytes in _scratch_sizes(self.program).items()}
-        for actor in self.program.actors:
-            for name in actor.updates:
-                credits = self.program.register[name].credits
-                if credits != 1:
-                    raise ProgramError(f"register `{name}` is updated in place by `{actor.name}` and has {credits} credits; give it 1")
 
     def slot(self, actor: Actor, name: str, step: int, microbatch: int) -> int:
         """The slot of register `name` that this firing reads, writes or updates."""
@@ -38,6 +32,11 @@ class Access:
 
     def array(self, actor: Actor, name: str, step: int, microbatch: int) -> Array:
         return self.buffers.slots[name][self.slot(actor, name, step, microbatch)]
+
+    def previous(self, actor: Actor, name: str, step: int) -> Array:
+        """The newest item of a register that this firing updates: in its own slot, but of stale weights, with a slot more, in the slot before."""
+        slots = self.buffers.slots[name]
+        return slots[(self.slot(actor, name, step, 0) - 1) % len(slots)]
 
     def adds(self, actor: Actor, name: str, microbatch: int) -> bool:
         """Whether this firing adds to the item: a microbatch actor that writes a step register, at any firing but its first of the step."""
@@ -90,7 +89,7 @@ def _period(program: Program, actors: Sequence[Actor]) -> int:
     """Steps after which every register of these actors is met at the same slots again."""
     out = 1
     for actor in actors:
-        for name in (*actor.reads, *actor.writes):
+        for name in (*actor.reads, *actor.writes, *actor.updates):
             register = program.register[name]
             out = math.lcm(out, register.credits if register.clock == "step" else register.credits // math.gcd(register.credits, program.num_microbatches))
     return out

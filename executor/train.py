@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from ir.timeline import Timeline
 
 from executor.backend import Backend, open_backend
 from executor.bind import Binder, Settings
@@ -23,6 +22,7 @@ from executor.threads import ThreadTransport
 from ir.errors import InputError
 from ir.machine import Machine
 from ir.program import Actor, Program
+from ir.timeline import Timeline
 
 Progress = Callable[[int, int, float], None]
 """`progress(step, steps, loss)` after each step whose loss is known; a step counts from 1."""
@@ -142,6 +142,7 @@ def run(
             driver.performs = [binder.bind(a) for a in program.actors]
         else:
             driver.performs = [_nothing] * len(program.actors)
+        device.synchronize()
         interrupted = False
         try:
             for step, value in driver.values():

@@ -62,7 +62,7 @@ def run(
     """
     plan, program = _program(what, model)
     state = checkpoints.load(resume) if resume else None
-    options = {"data": data, "lr": lr, "warmup": warmup, "seed": seed, "backend": backend}
+    options: dict[str, Any] = {"data": data, "lr": lr, "warmup": warmup, "seed": seed, "backend": backend}
     start: dict[str, Any] = {"initial": state.tensors, "first_step": state.step} if state else {"initial": None, "first_step": 0}
     verified = None
     if verify:

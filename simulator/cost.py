@@ -20,7 +20,9 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a framework adds: `launch_s` to every compute work, and before any action `firing_s`, or `firing_s + wake_s` on a queue that had been waiting."""
+    """What a framework adds: `launch_s` to every compute work; `firing_s` before every action that is no message (a message's latency holds it already), and
+    `wake_s` more on a queue that had been waiting.
+    """
 
     name: str = "headrace"
     launch_s: float = 0.0
@@ -36,7 +38,7 @@ class CostModel:
     * Collectives: a measured curve of the same kind and group shape where there is one, else alpha-beta lines on the topology (`simulator.collectives`).
     * Between threads of one machine (`profile["transport"]`): a copy through memory.
 
-    `num_cores`: how many threads of the cluster run at once where its devices are threads (`profile["cores"]`), 0 where every device is its own.
+    `num_cores`: how many threads of the cluster run at once where its devices are threads (`profile["num_cores"]`), 0 where every device is its own.
     `active`: the ranks that take part (default all); their neighbours' traffic is not counted. Everything is cached by its key, so a price costs a look-up.
 
     >>> from simulator.clusters import shorthand
@@ -58,7 +60,7 @@ class CostModel:
         self._lines: dict[tuple[Any, ...], tuple[Line, ...]] = {}
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
-        self.num_cores = float(cluster.profile.get("cores", 0.0))
+        self.num_cores = float(cluster.profile.get("num_cores", 0.0)) if self._transport is not None else 0.0
         self._algorithms = tuple(cluster.profile.get("collective", {}).get("algorithms", ALGORITHMS))
         self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
 
@@ -92,6 +94,10 @@ class CostModel:
         if op.startswith("attention") and "attention_share" in device.profile:
             return peak(device, dtype) * float(device.profile["attention_share"])
         return device.flops_per_s.get("float32") or max(device.flops_per_s.values())
+
+    def accumulate_s(self, nbytes: float, dtype: str, rank: int) -> float:
+        """Seconds to add a tensor of `nbytes` to another: two reads and a write."""
+        return self.compute_s("add", dtype, nbytes / DTYPE_BYTES[dtype], 3.0 * nbytes, (), rank)
 
     # ---- communication -----------------------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
-from ir.program import Program
+from ir.program import Actor, Program
 from simulator.contention import Cores, Links
 from simulator.cost import CostModel
 from simulator.routes import Edge
@@ -29,8 +29,9 @@ class Prices:
     """What the engine needs to know of each actor, by its index in `program.actors`.
 
     `seconds` alone on the machine; members of a channel have the longest of theirs. `channel` is a number, -1 for none, with its `sizes`. An actor with `links`
-    shares them, one with `cores` shares the cores; one with neither runs at its own speed. `firing_s` passes before any action, `wake_s` more where the queue
-    had been waiting.
+    shares them, one with `cores` shares the cores; one with neither runs at its own speed. `added` is what a firing takes longer that adds to a step's item,
+    `opens` the microbatch whose firing opens it and so does not add. `firing_s` passes before an action that is no message, `wake_s` more where its queue had
+    been waiting.
     """
 
     seconds: Sequence[float]
@@ -38,6 +39,8 @@ class Prices:
     sizes: Sequence[int]
     cores: Sequence[float]
     links: Sequence[Mapping[Edge, float] | None]
+    added: Sequence[float] = ()
+    opens: Sequence[int] = ()
     num_cores: float = 0.0
     firing_s: float = 0.0
     wake_s: float = 0.0
@@ -53,14 +56,35 @@ def price(program: Program, cost: CostModel, share_links: bool = False) -> Price
         seconds.append(cost.work_s(a.work, a.rank) if used is None else used[0])
         links.append(None if used is None else used[1])
         cores.append(_num_threads(a.work.kind) if num_cores else 0.0)
-    longest = dict.fromkeys(channels.values(), 0.0)
     channel = [channels.get(a.channel, -1) for a in program.actors]
-    for c, s in zip(channel, seconds, strict=True):
-        if c >= 0:
-            longest[c] = max(longest[c], s)
-    seconds = [longest[c] if c >= 0 else s for c, s in zip(channel, seconds, strict=True)]
+    seconds = _longest(seconds, channel)
+    added = _longest([_added_s(program, a, cost) for a in program.actors], channel)
     sizes = [len(members) for members in program.channels.values()]
-    return Prices(seconds, channel, sizes, cores, links, num_cores, cost.runtime.firing_s, cost.runtime.wake_s)
+    return Prices(seconds, channel, sizes, cores, links, added, _opens(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s)
+
+
+def _longest(seconds: Sequence[float], channel: Sequence[int]) -> list[float]:
+    """Every member of a channel takes what the longest takes."""
+    longest: dict[int, float] = {}
+    for c, s in zip(channel, seconds, strict=True):
+        longest[c] = max(longest.get(c, 0.0), s)
+    return [longest[c] if c >= 0 else s for c, s in zip(channel, seconds, strict=True)]
+
+
+def _added_s(program: Program, actor: Actor, cost: CostModel) -> float:
+    if actor.clock != "microbatch":
+        return 0.0
+    written = [program.register[w] for w in actor.writes]
+    return sum(cost.accumulate_s(r.nbytes, r.dtype, actor.rank) for r in written if r.clock == "step" and r.nbytes)
+
+
+def _opens(program: Program) -> list[int]:
+    """By actor the microbatch that comes first in its queue."""
+    first: dict[str, int] = {}
+    for order in program.orders.values():
+        for name, microbatch in order:
+            first.setdefault(name, microbatch)
+    return [first.get(a.name, 0) for a in program.actors]
 
 
 def _num_threads(kind: str) -> float:
@@ -147,8 +171,10 @@ class _Run:
         prices, number = self.prices, self.number
         self.number += 1
         actor = actions[0][0].actor
-        start_s = now_s + prices.firing_s + (prices.wake_s if woken else 0.0)
+        start_s = now_s if prices.channel[actor] >= 0 else now_s + prices.firing_s + (prices.wake_s if woken else 0.0)
         seconds = prices.seconds[actor]
+        if prices.added and prices.added[actor] and actions[0][0].microbatch != prices.opens[actor]:
+            seconds += prices.added[actor]
         self.jobs[number] = _Job(actions, start_s)
         demand = sum(prices.cores[a.actor] for a, _ in actions)
         links = prices.links[actor]

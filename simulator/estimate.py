@@ -133,7 +133,7 @@ def busiest_queue(program: Program, prices: Prices) -> tuple[Queue, float]:
     """The queue that has most to do in a step, and its seconds: k steps never take less than k times that."""
     busy: Mapping[Queue, float] = defaultdict(float)
     for actor, seconds in zip(program.actors, prices.seconds, strict=True):
-        busy[actor.rank, actor.queue] += program.firings(actor) * (seconds + prices.firing_s)  # type: ignore[index]
+        busy[actor.rank, actor.queue] += program.firings(actor) * seconds  # type: ignore[index]
     return max(busy.items(), key=lambda item: (item[1], item[0]))
 
 

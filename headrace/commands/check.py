@@ -26,8 +26,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     lines = (
         f"{args.plan}: {plan.model} on {prediction.cluster.name}, {plan.num_ranks} ranks, {describe(plan.layout)}",
         f"legal; {len(prediction.program.actors)} actors, proved free of deadlock",
-        f"memory: {FITS[found['fits']]}; rank {memory['peak_rank']} needs {nbytes(memory['peak_bytes'])} of {nbytes(memory['usable_bytes'])} "
-        f"at {memory['peak_at']}",
+        f"memory: {FITS[found['fits']]}; rank {memory['peak_rank']} needs {nbytes(memory['peak_bytes'])} of {nbytes(memory['usable_bytes'])}",
     )
     exit_code = exit_code_of(found["fits"], args.strict)
     return Answer(document, lines, exit_code, lines[2] if exit_code else "")

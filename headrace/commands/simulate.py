@@ -51,14 +51,13 @@ def _searched(args: Namespace, model: Model, cluster: Cluster, progress: Progres
 def _shown(prediction: Prediction, found: Mapping[str, Any], files: tuple[str | None, ...]) -> tuple[Shown, ...]:
     plan, memory = prediction.plan, found["memory"]
     head = f"{plan.model} on {prediction.cluster.name}: {describe(plan.layout)}"
-    speed = f"step {seconds(found['step_s'])}, {found['tokens_per_s_per_gpu']:.0f} tokens/s and {found['tflops_per_gpu']:.3g} TFLOP/s a device, MFU {percent(found['mfu'])}"
+    rates = f"{found['tokens_per_s_per_gpu']:.0f} tokens/s and {found['tflops_per_gpu']:.3g} TFLOP/s a device, MFU {percent(found['mfu'])}"
+    speed = f"step {seconds(found['step_s'])}: {rates}"
     rows = tuple((name, seconds(found["breakdown"][key]), percent(found["breakdown"][key] / found["step_s"])) for key, name in PARTS.items())
     where = Table("where the step goes", ("", ">time", ">share"), rows)
     classes = sorted(memory["by_class"].items(), key=lambda item: -item[1])
-    title = (
-        f"memory of rank {memory['peak_rank']} {memory['peak_at']}: {nbytes(memory['peak_bytes'])} of {nbytes(memory['usable_bytes'])}, {FITS[found['fits']]}"
-    )
+    title = f"memory of rank {memory['peak_rank']}: {nbytes(memory['peak_bytes'])} of {nbytes(memory['usable_bytes'])}, {FITS[found['fits']]}"
     holds = Table(title, ("class", ">bytes"), tuple((name, nbytes(size)) for name, size in classes if size))
     comm = (comm_table(found["comm"]),) if found["comm"] else ()
     assumed = tuple(f"assumed: {sentence}" for sentence in prediction.cluster.assumed)
-    return (head, *assumed, speed, where, *comm, holds, *(f"wrote {file}" for file in files if file))
+    return (head, *assumed, speed, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))

@@ -95,7 +95,8 @@ MLP = {"batch": 16, "k": 6, "n": 10, "m": 5}
 def pipeline(num_microbatches: int = 4, dp: int = 2, optimizer: str = "adamw", fail: str = "") -> Program:
     """A two-layer perceptron in two stages, each on `dp` ranks, 1F1B, gradients summed over the microbatches and then over the ranks.
 
-    loss = FACTOR * sum(gelu(x @ w0) @ w1) over the batch. On the second stage `y` and `dy` share an arena. `fail`: the actor that gets an operand of a wrong shape.
+    loss = FACTOR * sum(gelu(x @ w0) @ w1) over the batch. On the second stage `y` and `dy` share an arena.
+    `fail`: the register that gets a wrong shape.
     """
     w = Writer(num_microbatches)
     rows = MLP["batch"] // num_microbatches // dp
@@ -105,10 +106,8 @@ def pipeline(num_microbatches: int = 4, dp: int = 2, optimizer: str = "adamw", f
         _second_stage(w, i, dp + i, dp, rows, fail)
         w.p2p(f"forward{i}", i, dp + i, f"a{i}", f"in{i}")
         w.p2p(f"back{i}", dp + i, i, f"da{i}", f"back{i}")
-        order[i, "compute"] = _one_f_one_b(num_microbatches, 2, [f"lin0.{i}", f"gelu.{i}"], [f"gelu.dx.{i}", f"dw0.{i}"]) + [
-            (f"zero.w0.{i}", 0),
-            (f"step.w0.{i}", 0),
-        ]
+        order[i, "compute"] = _one_f_one_b(num_microbatches, 2, [f"lin0.{i}", f"gelu.{i}"], [f"gelu.dx.{i}", f"dw0.{i}"])
+        order[i, "compute"] += [(f"zero.w0.{i}", 0), (f"step.w0.{i}", 0)]
     for name, base in (("w0", 0), ("w1", dp)):
         shape = (MLP["k"], MLP["n"]) if name == "w0" else (MLP["n"], MLP["m"])
         region = tuple((0, n) for n in shape)

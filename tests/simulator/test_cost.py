@@ -25,7 +25,7 @@ def threads(num: int = 2, cores: int = 2) -> Cluster:
     profile = {"gemm": {"float32": {"rows": ROWS}}, "ops": OPS}
     devices = tuple(Device(r, "core", 0, 4e9, 4e9, {"float32": 40e9, "float64": 20e9}, 8e9, 2e-6, profile) for r in range(num))
     links = tuple(Link(f"gpu{r}", "memory", 1e-6, 8e9, "memory") for r in range(num))
-    about = {"transport": {"latency_s": 2e-5, "bytes_per_s": 4e9}, "cores": cores, "driver": {"firing_s": 6e-6, "wake_s": 2e-5}}
+    about = {"transport": {"latency_s": 2e-5, "bytes_per_s": 4e9}, "num_cores": cores, "driver": {"firing_s": 6e-6, "wake_s": 2e-5}}
     return Cluster("threads", devices, links, about).check()
 
 
