@@ -153,8 +153,8 @@ class ParamClass:
 
     def grads(self, num_uses: int) -> Table:
         """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
-        return num_uses * self.wide.nbytes[self.grad] + total
+        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        return total + num_uses * self.wide.nbytes[self.grad]
 
 
 AnyClass = NodeClass | HubClass | ParamClass
