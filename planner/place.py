@@ -149,7 +149,8 @@ class _Placer:
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
         mesh = self.stages[stage].mesh
         src = self.stages[stage].values[have].nd
-        for step in chain(src, want, tensor.shape, mesh.shape, bytes_moved(tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype])):
+        cost = bytes_moved(tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links)
+        for step in chain(src, want, tensor.shape, mesh.shape, cost):
             known = self.made.get((stage, tensor.name, step.dst, part))
             if known is None:
                 name = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
