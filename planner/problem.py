@@ -29,8 +29,9 @@ class Placed:
     """The decisions in the words of a Plan, and what they cost.
 
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
-    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
-    assignments. `method` as in `planner.elimination.Solution`. `seconds`: how long the search took.
+    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params,
+    grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.elimination.Solution`.
+    `seconds`: how long the search took.
     """
 
     rules: Mapping[str, tuple[Rule, ...]]
