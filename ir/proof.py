@@ -29,7 +29,7 @@ def prove(program: Program) -> None:
 
 def well_formed(program: Program) -> None:
     """Raises ProgramError naming the first rule of `ir.program` that this program breaks."""
-    if not (isinstance(program.num_microbatches, int) and program.num_microbatches >= 1):
+    if not _is_whole(program.num_microbatches, 1):
         raise ProgramError(f"program `{program.name}` has {program.num_microbatches!r} microbatches; give 1 or more")
     for what, names in (("actor", [a.name for a in program.actors]), ("register", [r.name for r in program.registers])):
         if len(set(names)) < len(names):
@@ -45,15 +45,19 @@ def well_formed(program: Program) -> None:
     _check_orders(program)
 
 
+def _is_whole(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
 def _check_register(r: Register) -> None:
     def wrong(found: str, do: str) -> ProgramError:
         return ProgramError(f"register `{r.name}` has {found}; {do}")
 
     for field, low in (("credits", 1), ("initial", 0), ("nbytes", 0)):
         value = getattr(r, field)
-        if not isinstance(value, int) or value < low:
+        if not _is_whole(value, low):
             raise wrong(f"{field} {value!r}", f"give a whole number, {low} or more")
-    if any(not isinstance(n, int) or n < 0 for n in r.shape):
+    if not all(_is_whole(n, 0) for n in r.shape):
         raise wrong(f"shape {r.shape}", "dims are whole numbers, 0 or more")
     if r.clock not in CLOCKS:
         raise wrong(f"clock `{r.clock}`", f"legal are {', '.join(CLOCKS)}")
@@ -149,7 +153,7 @@ def _check_orders(program: Program) -> None:
                 raise ProgramError(f"the order of queue {queue} names actor `{name}`, which does not exist")
             if (actor.rank, actor.queue) != queue:
                 raise ProgramError(f"actor `{name}` belongs to queue {(actor.rank, actor.queue)} and stands in the order of {queue}")
-            if not (isinstance(m, int) and 0 <= m < program.firings(actor)):
+            if not (_is_whole(m, 0) and m < program.firings(actor)):
                 raise ProgramError(f"queue {queue}: `{name}` fires {program.firings(actor)} times a step, its order has microbatch {m!r}")
             if (name, m) in where:
                 raise ProgramError(f"queue {queue}: `{name}` microbatch {m} stands twice in the order")

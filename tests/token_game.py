@@ -22,8 +22,8 @@ class TokenGame:
 
     def __init__(self, program: Program, steps: int) -> None:
         self.program, self.steps = program, steps
-        self.place: dict[Queue, int] = {q: 0 for q in program.orders}
-        self.running: dict[Queue, bool] = {q: False for q in program.orders}
+        self.place: dict[Queue, int] = dict.fromkeys(program.orders, 0)
+        self.running: dict[Queue, bool] = dict.fromkeys(program.orders, False)
         self.readers = {r.name: {a.name for a in program.actors if r.name in a.reads} for r in program.registers}
         self.writer = {r: a for a in program.actors for r in (*a.writes, *a.updates)}
         self.slots: dict[str, list[Item | None]] = {r.name: [None] * r.credits for r in program.registers}
@@ -136,12 +136,13 @@ class TokenGame:
 
     def _item(self, name: str, number: int) -> Item:
         item = self.slots[name][number % len(self.slots[name])]
-        assert item is not None and item.number == number, f"{name}: item {number} does not lie in its slot"
+        assert item is not None, f"{name}: nothing lies in the slot of item {number}"
+        assert item.number == number, f"{name}: item {item.number} lies in the slot of item {number}"
         return item
 
     def _sweep(self, name: str) -> None:
         """Frees the slots whose item everyone has released; an item that is updated in place stays for the updater."""
-        if name in self.writer and name in self.writer[name].updates or name not in self.writer:
+        if name not in self.writer or name in self.writer[name].updates:
             return
         for i, item in enumerate(self.slots[name]):
             if item is not None and item.published and item.released_by == self.readers[name]:
