@@ -4,3 +4,4 @@
 `cost` (Work to seconds), `contention` (what is shared), `engine` (Program to Timeline), `fold` (ranks that do the same), `memory` (the ledger),
 `estimate` (closed forms and lower bounds).
 """
+

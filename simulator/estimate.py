@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ir.errors import PlanError
-from ir.program import Program, Queue
-from simulator.engine import Prices
+from ir.program import Actor, Program, Queue
+from simulator.cost import CostModel
+from simulator.engine import Prices, price
 
 
 def pipeline_lower_bound(
@@ -40,6 +41,61 @@ def pipeline_lower_bound(
             at += hops[i] + back[i]
             best = max(best, at + weight[i] + once[i])
     return best
+
+
+def estimate(program: Program, cost: CostModel) -> float:
+    """Seconds of one step of a lowered pipeline, in closed form and never more than its simulation.
+
+    On a rank the compute queue runs passes one after another, and within a pass nothing overtakes it: the time that one pass alone takes from its first
+    compute firing to its last, every input from elsewhere being there, is a bound of every pass. `pipeline_lower_bound` joins the stages. The end of the step
+    (reduction, optimizer) counts with what of it the last backward cannot hide.
+    """
+    seconds = price(program, cost).seconds
+    firing_s = cost.runtime.firing_s
+    stages: dict[frozenset[int], list[float]] = {}
+    for rank in program.ranks:
+        mine = [(a, s + firing_s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
+        passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
+        forward = [(a, s) for a, s in passes if a.phase == "F"]
+        back = [(a, s) for a, s in passes if a.phase != "F"]
+        begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {w for a, _ in passes for w in a.writes})
+        back_s = _alone_s(back)
+        times = [_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == "compute")]
+        layers = frozenset(a.layer for a, _ in passes if a.queue == "compute")
+        known = stages.setdefault(layers, times)
+        stages[layers] = [max(pair) for pair in zip(known, times, strict=True)]
+    order = sorted(stages, key=min)
+    sent = [(a.layer, s) for a, s in zip(program.actors, seconds, strict=True) if a.work.kind == "send" and a.phase == "F"]
+    hops = [max((s for layer, s in sent if layer in layers), default=0.0) for layers in order[:-1]]
+    columns = list(zip(*(stages[layers] for layers in order), strict=True))
+    return pipeline_lower_bound(columns[0], columns[1], program.num_microbatches, hop_s=hops, once_s=columns[2])
+
+
+def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
+    """The span of the compute firings when these actors fire once, each queue in this order, all else being there at time 0."""
+    free: dict[str, float] = {}
+    written: dict[str, float] = {}
+    first, last = None, 0.0
+    for a, seconds in firings:
+        start = max(free.get(a.queue, 0.0), *(written.get(r, 0.0) for r in a.reads), 0.0)
+        free[a.queue] = end = start + seconds
+        written.update(dict.fromkeys((*a.writes, *a.updates), end))
+        if a.queue == "compute":
+            first, last = (start if first is None else first), end
+    return last - (first or 0.0)
+
+
+def _before_and_after(once: Sequence[tuple[Actor, float]], gradients: set[str]) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
+    """Of what happens once a step, what does not depend on the gradients, and what does."""
+    after = set(gradients)
+    begin, end = [], []
+    for a, s in once:
+        if after & {*a.reads, *a.updates}:
+            after.update(a.writes)
+            end.append((a, s))
+        else:
+            begin.append((a, s))
+    return begin, end
 
 
 def gpipe_makespan(

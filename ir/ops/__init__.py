@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from ir.errors import GraphError
 from ir.op import Op
-from ir.ops import algebra, attention, elementwise, embedding, loss, norms, optimizer
+from ir.ops import algebra, attention, boxing, elementwise, embedding, loss, norms, optimizer
 
-CATALOGUE: Mapping[str, Op] = {op.name: op for module in (algebra, elementwise, norms, attention, embedding, loss, optimizer) for op in module.OPS}
+CATALOGUE: Mapping[str, Op] = {op.name: op for module in (algebra, elementwise, norms, attention, embedding, loss, optimizer, boxing) for op in module.OPS}
 
 
 def catalogue(name: str) -> Op:
