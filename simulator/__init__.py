@@ -5,7 +5,6 @@
 `estimate` (closed forms and lower bounds).
 """
 
-
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel, Runtime
 from simulator.engine import simulate
