@@ -55,7 +55,7 @@ class Row:
 
 SIZES = (("gpt2-tiny", (), 16, 256), ("gpt2", (("num_layers", 2), ("vocab", 8192)), 4, 256), ("gpt2", (("num_layers", 6),), 4, 256))
 ONE, DP, TP, PP = (("dp", 1),), (("dp", 2),), (("tp", 2),), (("pp", 2), ("mbs", 1), ("schedule", "1f1b"))
-CASES = tuple(Case(*size, layout) for size in SIZES for layout in (ONE, DP, TP)) + (Case(*SIZES[1], PP),)
+CASES = (*(Case(*size, layout) for size in SIZES for layout in (ONE, DP, TP)), Case(*SIZES[1], PP))
 
 
 def plan_of(case: Case, cluster: Cluster, model: Any) -> Plan:
