@@ -6,13 +6,16 @@ m, a microbatch register's item number is k*M + m, a step register's is k. How a
 | actor fires each | register's clock | as a read | as a write |
 |---|---|---|---|
 | microbatch | microbatch | the item of this firing | the item of this firing |
-| microbatch | step | needs item k from its first firing on, releases it at its last | takes the slot at its first firing, adds at the others, publishes at its last |
+| microbatch | step | needs item k from its first firing on, frees it at its last | takes the slot at its first firing, adds after, publishes at its last |
 | step | step | item k | item k |
 
 `Actor.updates` are in place: the actor waits until item k of the register is there and every reader of it has released it; the same slot is then item k + 1.
-A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone.
+A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone. One
+with an initial item may have no writer: a constant, whose item is there in every step. Initial items come before the written ones: with n of them, a reader
+of step k meets what was written in step k - n. Slots are taken in turn, in the order in which the writer opens the items.
 An action (actor, step, microbatch) may start when it heads its queue's order, its items exist, a slot is free for each item it opens, and every other actor of
-its channel may start as well. It frees and publishes when it finishes; the actors of a channel start together and finish together.
+its channel may start as well. It frees and publishes when it finishes; the actors of a channel may start together, and
+each frees and publishes, on its own rank, when its own part of the transfer is over.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from ir.errors import ProgramError
 from ir.work import Work
@@ -38,7 +41,7 @@ class Register:
 
     `credits` slots; `initial` items are there before the first step (1 for parameters and optimizer state). `tensor` and `region` say which part of which
     logical tensor it is, `init` how its initial item starts. `memory` is the class it counts for in the ledger. `replica`: this rank holds a copy that another
-    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`; without arena it is its own.
+    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Actor:
     phase: str = "F"
     layer: int = 0
 
+
+T = TypeVar("T")
 
 Firing = tuple[str, int]
 """(actor, microbatch); the microbatch of a step actor is 0."""
@@ -125,7 +130,7 @@ class Program:
 
     def check(self) -> Program:
         """Proves that the program is well formed and live for ever; returns it, or raises ProgramError or Deadlock with the sentence."""
-        from ir.machine import prove
+        from ir.proof import prove
 
         prove(self)
         return self
@@ -139,10 +144,23 @@ class Program:
     def to_json(self) -> dict[str, Any]:
         return {
             "schema_version": SCHEMA_VERSION, "kind": "program", "name": self.name, "num_microbatches": self.num_microbatches, "meta": dict(self.meta),
-            "registers": [_sparse(r) for r in self.registers],
-            "actors": [_sparse(a) | {"work": _sparse(a.work)} for a in self.actors],
+            "registers": [sparse(r) for r in self.registers],
+            "actors": [sparse(a) | {"work": sparse(a.work)} for a in self.actors],
             "orders": [{"rank": rank, "queue": queue, "firings": [list(f) for f in order]} for (rank, queue), order in self.orders.items()],
         }  # fmt: skip
+
+    def __str__(self) -> str:
+        """The program as text, one line a register, actor and queue (see `ir.program_text`); `Program.parse` reads it back."""
+        from ir.program_text import dump
+
+        return dump(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Reads `str(program)`; raises ProgramError with the line that it cannot read."""
+        from ir.program_text import parse
+
+        return parse(text)
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
@@ -155,17 +173,15 @@ class Program:
         if data.get("schema_version") != SCHEMA_VERSION:
             raise ProgramError(f"program of schema version {data.get('schema_version')}; this headrace reads version {SCHEMA_VERSION}: lower the plan again")
         try:
-            registers = tuple(Register(**_tuples(r, ("shape", "region"))) for r in data["registers"])
-            actors = tuple(
-                Actor(**(_tuples(a, ("reads", "writes", "updates")) | {"work": Work(**_tuples(a["work"], ("gemm", "group")))})) for a in data["actors"]
-            )
+            registers = tuple(_typed(Register(**tuples(r))) for r in data["registers"])
+            actors = tuple(_typed(Actor(**(tuples(a) | {"work": _typed(Work(**tuples(a["work"])))}))) for a in data["actors"])
             orders = {(o["rank"], o["queue"]): tuple((f[0], f[1]) for f in o["firings"]) for o in data["orders"]}
-            return cls(data["name"], data["num_microbatches"], actors, registers, orders, data["meta"])
-        except (KeyError, TypeError, IndexError) as error:
+            return cls(data["name"], data["num_microbatches"], actors, registers, orders, tuples(data["meta"]))
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise ProgramError(f"the program document is incomplete or damaged ({error!r}); lower the plan again") from error
 
 
-def _sparse(value: Any) -> dict[str, Any]:
+def sparse(value: Any) -> dict[str, Any]:
     """The fields that differ from their default."""
     out = {}
     for name, spec in value.__dataclass_fields__.items():
@@ -176,9 +192,24 @@ def _sparse(value: Any) -> dict[str, Any]:
     return out
 
 
-def _tuples(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {k: _deep_tuple(v) if k in names else v for k, v in data.items()}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str, "int": int, "float": (int, float), "bool": bool, "tuple": tuple, "Mapping": Mapping, "Work": Work,
+}  # fmt: skip
 
 
-def _deep_tuple(value: Any) -> Any:
-    return tuple(map(_deep_tuple, value)) if isinstance(value, list) else value
+def _typed(value: T) -> T:
+    """The value, if each of its fields has the type that it is declared with; else TypeError naming the field."""
+    for name, spec in value.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        here = getattr(value, name)
+        outer, _, inner = str(spec.type).partition("[")
+        items = here if outer == "tuple" and isinstance(here, tuple) and inner in ("str, ...]", "int, ...]") else ()
+        if not isinstance(here, _TYPES[outer]) or not all(isinstance(x, _TYPES[inner[:3]]) for x in items):
+            raise TypeError(f"{type(value).__name__} {name} = {here!r} is no {spec.type}")
+    return value
+
+
+def tuples(value: Any) -> Any:
+    """The value with tuples for lists, however deep: what JSON made of it, as it was."""
+    if isinstance(value, Mapping):
+        return {k: tuples(v) for k, v in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value

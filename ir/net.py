@@ -1,0 +1,195 @@
+"""The marked graph of a Program: which firing waits for which, and for the one of how many steps before.
+
+A frozen Program makes no choice, so everything that its registers and orders mean can be said in edges over one step's firings: `dst` of step k waits until
+`src` of step k - `offset` has finished. Four kinds of edge: `order` (the firing before in the queue), `item` (the producer's firing that publishes the item),
+`credit` (the reader's firing that frees the slot), `update` (the same, of a register that is changed in place). The firings of one channel and microbatch
+are one *group*: they start together.
+
+A register's slots are taken in turn: its n-th item, counted as the producer opens them, lies in slot n % credits, and may be opened once the item that lay
+there is released by every reader. An update in step k opens item k + initial, so with credits = initial it waits for the readers of item k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ir.program import Program, Queue, Register
+
+
+class Edge(NamedTuple):
+    """`dst` of step k waits until `src` of step k - `offset` has finished; `register` is an index, -1 for order."""
+
+    src: int
+    dst: int
+    offset: int
+    kind: str
+    register: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """A Program in integers. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
+
+    `start[q] .. start[q + 1]`: nodes of queue q. `actor`, `microbatch`, `queue`, `group`: by node. `nodes`: by actor, then microbatch; empty where the actor's
+    rank is not held. `members`: nodes of every group, in order of rank. `producer` (-1: none) and `readers`: actors, by register.
+    """
+
+    program: Program
+    queues: tuple[Queue, ...]
+    start: list[int]
+    actor: list[int]
+    microbatch: list[int]
+    queue: list[int]
+    group: list[int]
+    nodes: list[list[int]]
+    members: list[list[int]]
+    producer: list[int]
+    readers: list[list[int]]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.actor)
+
+    def next_in_queue(self, node: int) -> tuple[int, int]:
+        """(the node after this one in its queue, 1 where that is in the next step)."""
+        queue = self.queue[node]
+        return (node + 1, 0) if node + 1 < self.start[queue + 1] else (self.start[queue], 1)
+
+
+def compile_net(program: Program, ranks: Collection[int] | None = None) -> Net:
+    """The integers of a well-formed program, or of the part of it that lies on `ranks`."""
+    held = [ranks is None or a.rank in ranks for a in program.actors]
+    index = {a.name: i for i, a in enumerate(program.actors)}
+    nodes = [[-1] * program.firings(a) if here else [] for a, here in zip(program.actors, held, strict=True)]
+    queues = tuple(q for q, order in program.orders.items() if order and (ranks is None or q[0] in ranks))
+    start, actor, microbatch, queue = [0], list[int](), list[int](), list[int]()
+    for i, name in enumerate(queues):
+        for firing, m in program.orders[name]:
+            a = index[firing]
+            nodes[a][m] = len(actor)
+            actor.append(a)
+            microbatch.append(m)
+            queue.append(i)
+        start.append(len(actor))
+    group, members = _groups(program, actor, microbatch)
+    producer, readers = _users(program, held)
+    return Net(program, queues, start, actor, microbatch, queue, group, nodes, members, producer, readers)
+
+
+def _groups(program: Program, actor: list[int], microbatch: list[int]) -> tuple[list[int], list[list[int]]]:
+    group, members = list[int](), list[list[int]]()
+    met: dict[tuple[str, int], int] = {}
+    for node, a in enumerate(actor):
+        channel = program.actors[a].channel
+        g = met.setdefault((channel, microbatch[node]), len(members)) if channel else len(members)
+        if g == len(members):
+            members.append([])
+        group.append(g)
+        members[g].append(node)
+    for nodes in members:
+        if len(nodes) > 1:
+            nodes.sort(key=lambda n: program.actors[actor[n]].rank)
+    return group, members
+
+
+def _users(program: Program, held: list[bool]) -> tuple[list[int], list[list[int]]]:
+    index = {r.name: i for i, r in enumerate(program.registers)}
+    producer, readers = [-1] * len(index), [list[int]() for _ in index]
+    for i, actor in enumerate(program.actors):
+        if held[i]:
+            for name in dict.fromkeys(actor.reads):
+                readers[index[name]].append(i)
+            for name in (*actor.writes, *actor.updates):
+                producer[index[name]] = i
+    return producer, readers
+
+
+def order_edges(net: Net) -> Iterator[Edge]:
+    """Every firing waits for the one before it in its queue; the first, for the last of the step before."""
+    for node in range(net.num_nodes):
+        after, offset = net.next_in_queue(node)
+        yield Edge(node, after, offset, "order")
+
+
+def register_edges(net: Net, index: int, credits: int) -> Iterator[Edge]:
+    """The item and credit edges of one register with this number of credits.
+
+    Without readers there are none: an item that nobody reads is released as it is published, on the producer's own queue.
+    """
+    register, producer = net.program.registers[index], net.producer[index]
+    if producer < 0:
+        return
+    opens, publishes = production(net, index)
+    width = len(opens)
+    kind = "update" if register.name in net.program.actors[producer].updates else "credit"
+    for needs, releases in (consumption(net, index, reader) for reader in net.readers[index]):
+        for p in range(width):
+            yield Edge(publishes[p], needs[p], register.initial, "item", index)
+        for p in range(width):
+            steps, freed = divmod(p + register.initial - credits, width)
+            yield Edge(releases[freed], opens[p], -steps, kind, index)
+
+
+def production(net: Net, index: int) -> tuple[list[int], list[int]]:
+    """(nodes that open, nodes that publish) the items of one step, in the order in which they are opened."""
+    made = net.nodes[net.producer[index]]
+    if net.program.registers[index].clock == "step":
+        return [min(made)], [max(made)]
+    opens = sorted(made)
+    return opens, opens
+
+
+def consumption(net: Net, index: int, reader: int) -> tuple[list[int], list[int]]:
+    """(nodes of this reader that first need, nodes that last hold) the items of one step, in the order in which they are opened."""
+    read = net.nodes[reader]
+    if net.program.registers[index].clock == "step":
+        return [min(read)], [max(read)]
+    needs = [read[net.microbatch[node]] for node in production(net, index)[0]]
+    return needs, needs
+
+
+def edges(net: Net, credits: Mapping[int, int] | None = None) -> Iterator[Edge]:
+    """All edges of the program, labelled; `credits` replaces those of single registers, by index."""
+    yield from order_edges(net)
+    for i, register in enumerate(net.program.registers):
+        yield from register_edges(net, i, register.credits if credits is None else credits.get(i, register.credits))
+
+
+def needed(net: Net, found: Iterable[Edge]) -> list[tuple[int, int, int]]:
+    """(src, dst, offset) of the edges that the orders of the queues do not already imply.
+
+    An edge within a queue is implied unless it points backwards in one step. From one queue to another, a firing need not wait for what an earlier firing
+    of its own queue has waited for: each keeps its edges in rising order of src. Order edges themselves are left out.
+    """
+    between: dict[tuple[int, int], dict[int, int]] = {}
+    out = []
+    for src, dst, offset, kind, _ in found:
+        a, b = net.queue[src], net.queue[dst]
+        if kind == "order" or (a == b and (offset > 0 or src < dst)):
+            continue
+        if a == b:
+            out.append((src, dst, offset))
+            continue
+        late = src - offset * (net.start[a + 1] - net.start[a])
+        keep = between.setdefault((a, b), {})
+        if keep.get(dst, late) <= late:
+            keep[dst] = late
+    for (a, _), keep in between.items():
+        start, length = net.start[a], net.start[a + 1] - net.start[a]
+        latest = max(keep.values()) - length
+        for dst in sorted(keep):
+            if keep[dst] > latest:
+                latest = keep[dst]
+                steps, place = divmod(latest - start, length)
+                out.append((start + place, dst, -steps))
+    return out
+
+
+def item_number(net: Net, index: int, register: Register, node: int, step: int, produces: bool) -> int:
+    """The number of the item that this firing of this step meets, counted as the producer opens them."""
+    if register.clock == "step":
+        return step + (register.initial if produces else 0)
+    made = sorted(net.nodes[net.producer[index]])
+    return step * len(made) + made.index(net.nodes[net.producer[index]][net.microbatch[node]])
