@@ -1,0 +1,88 @@
+"""Spans joined with their Program: what each firing was, when its own rank was ready for it, when its whole channel had begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ir.errors import InputError
+from ir.net import awaited, compile_net
+from ir.program import Actor, Program
+
+if TYPE_CHECKING:
+    from ir.timeline import Span, Timeline
+
+COMM = ("collective", "send", "recv")
+UPDATE = "U"
+"""The phase of the update: gradient norm, clipping, optimizer."""
+
+
+class Timed(NamedTuple):
+    """`ready_s`: when its queue was free and its items and slots were there. `met_s`: when this held for every member of its channel. `begin_s`: when the
+    last member of the channel started. In this order, and not after the end; without channel the last two are `ready_s` and the start."""
+
+    span: Span
+    actor: Actor
+    ready_s: float
+    met_s: float
+    begin_s: float
+
+    @property
+    def is_comm(self) -> bool:
+        return self.actor.work.kind in COMM
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of work: of a collective or p2p, the transfer alone."""
+        return self.span.end_s - self.begin_s
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that its rank, itself ready, waited for the slowest member of its channel to be ready."""
+        return self.met_s - self.ready_s
+
+
+def check_belongs(timeline: Timeline, program: Program) -> None:
+    """Raises InputError at the first span that is no firing of the program."""
+    for s in timeline.spans:
+        actor = program.actor.get(s.actor)
+        if actor is None or (actor.rank, actor.queue) != (s.rank, s.queue) or s.microbatch >= program.firings(actor):
+            told = f"`{s.actor}` microbatch {s.microbatch} on rank {s.rank} ({s.queue})"
+            raise InputError(f"the {timeline.kind} timeline has {told}, which program `{program.name}` has not; give the program that it is of")
+
+
+def timed(timeline: Timeline, program: Program) -> list[Timed]:
+    """Every span with its actor and moments; raises InputError where the timeline is of another program."""
+    check_belongs(timeline, program)
+    out, joint = [], dict[tuple[str, int, int], tuple[float, float]]()
+    for s, since in zip(timeline.spans, _ready(timeline.spans, program), strict=True):
+        actor, ready = program.actor[s.actor], min(since, s.start_s)
+        out.append(Timed(s, actor, ready, ready, s.start_s))
+        if actor.channel:
+            key = (actor.channel, s.step, s.microbatch)
+            met, begin = joint.get(key, (ready, s.start_s))
+            joint[key] = (max(met, ready), max(begin, s.start_s))
+    return [_together(t, joint[t.actor.channel, t.span.step, t.span.microbatch]) if t.actor.channel else t for t in out]
+
+
+def _together(t: Timed, joint: tuple[float, float]) -> Timed:
+    """Its moments as those of its channel; clocks of ranks that disagree cannot put them after its end."""
+    met, begin = (min(moment, t.span.end_s) for moment in joint)
+    return t._replace(met_s=met, begin_s=begin)
+
+
+def _ready(spans: Sequence[Span], program: Program) -> list[float]:
+    """For each span the latest end of all that it had to wait for on its own rank; the first start of all where there is nothing."""
+    net = compile_net(program)
+    incoming = awaited(net)
+    for node in range(net.num_nodes):
+        after, offset = net.next_in_queue(node)
+        incoming[after].append((node, offset))
+    nodes = {a.name: net.nodes[i] for i, a in enumerate(program.actors)}
+    ends = {(nodes[s.actor][s.microbatch], s.step): s.end_s for s in spans}
+    first = min((s.start_s for s in spans), default=0.0)
+    out = []
+    for s in spans:
+        before = ((src, s.step - offset) for src, offset in incoming[nodes[s.actor][s.microbatch]])
+        out.append(max((ends.get(key, first) for key in before), default=first))
+    return out
