@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,9 @@ def compare(run_a: Run, run_b: Run) -> dict[str, Any]:
     if set(names_a) != set(names_b):
         raise InputError(f"the runs cannot be compared: gradients of {sorted(set(names_a) ^ set(names_b))} are in one of them only")
     losses = [relative(np.asarray(a), np.asarray(b)) for a, b in zip(run_a.loss, run_b.loss, strict=True)]
-    grads = {name: relative(run_a.tensor(name), run_b.tensor(name)) for name in names_a}
+    ours, theirs = ({name: run.tensor(name) for name in names_a} for run in (run_a, run_b))
+    average = root_mean_square(theirs.values())
+    grads = {name: relative(ours[name], theirs[name], average) for name in names_a}
     worst = max(grads, key=lambda name: grads[name], default="")
     return {"loss_max_rel": max(losses), "grad_max_rel": grads.get(worst, 0.0), "grad_worst": worst}
 
@@ -33,13 +37,23 @@ def gradients(run: Run) -> tuple[str, ...]:
     return tuple(dict.fromkeys(r.tensor for r in run.program.registers if r.memory == "gradient" and r.tensor and not r.tensor.endswith("@acc")))
 
 
-def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """|a - b| / |b| in the Euclidean norm; 0 where both are zero, infinity where one is not finite.
+def root_mean_square(arrays: Iterable[np.ndarray]) -> float:
+    """Of all elements of all arrays."""
+    squares, count = 0.0, 0
+    for a in arrays:
+        squares += float(np.sum(np.square(a, dtype=np.float64)))
+        count += a.size
+    return math.sqrt(squares / count) if count else 0.0
 
-    >>> relative(np.array([1.0, 2.0]), np.array([1.0, 2.0])), relative(np.array([1.0]), np.array([0.0]))
-    (0.0, inf)
+
+def relative(a: np.ndarray, b: np.ndarray, average: float = 0.0) -> float:
+    """|a - b| / |b| in the Euclidean norm, |b| counted as at least that of elements of size `average`; 0 where both are zero, infinity where one is not finite.
+
+    >>> relative(np.array([1.0, 2.0]), np.array([1.0, 2.0])), relative(np.array([1.0]), np.array([0.0])), relative(np.array([1.0]), np.array([0.0]), 2.0)
+    (0.0, inf, 0.5)
     """
-    difference, size = float(np.linalg.norm(np.subtract(a, b, dtype=np.float64))), float(np.linalg.norm(np.asarray(b, np.float64)))
+    size = max(float(np.linalg.norm(np.asarray(b, np.float64))), average * math.sqrt(np.size(b)))
+    difference = float(np.linalg.norm(np.subtract(a, b, dtype=np.float64)))
     if not np.isfinite(difference):
         return float("inf")
     return difference / size if size else float("inf") if difference else 0.0

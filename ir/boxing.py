@@ -106,18 +106,17 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
     if src == dst:
         return ()
     counter = itertools.count()
-    start: tuple[float, int, tuple[Step, ...]] = (0.0, 0, ())
-    best: dict[NdSbp, tuple[float, int]] = {}
-    queue = [(*start[:2], (), next(counter), src, start[2])]
+    done: set[NdSbp] = set()
+    queue: list[tuple[float, int, tuple[tuple[int, str], ...], int, NdSbp, tuple[Step, ...]]] = [(0.0, 0, (), next(counter), src, ())]
     while queue:
         cost, collectives, _, _, here, steps = heapq.heappop(queue)
         if here == dst:
             return steps
-        if here in best:
+        if here in done:
             continue
-        best[here] = (cost, collectives)
+        done.add(here)
         for step in _moves(here, tuple(shape), tuple(mesh_shape), dst):
-            if step.dst not in best:
+            if step.dst not in done:
                 lexical = tuple((s.axis, s.kind) for s in (*steps, step))
                 heapq.heappush(queue, (cost + price(step), collectives + (not step.is_local), lexical, next(counter), step.dst, (*steps, step)))
     raise SbpError(f"no boxing leads from {src} to {dst}")

@@ -119,7 +119,7 @@ class Cluster:
                 raise ClusterError(f"cluster `{self.name}`, link {link.a} - {link.b}: latency_s is {link.latency_s!r}; give seconds, 0 or more")
         parts = list(nx.connected_components(self.nx))
         if len(parts) > 1:
-            lost = sorted(set(self.nx) - max(parts, key=lambda part: (len(part), sorted(part))))
+            lost = sorted(str(v) for v in set(self.nx) - max(parts, key=lambda part: (len(part), sorted(map(str, part)))))
             raise ClusterError(f"cluster `{self.name}` is not connected: no link reaches {', '.join(lost[:8])}; add the missing links")
         return self
 

@@ -125,6 +125,7 @@ class Op:
     `sums` and `maxes`: labels that vanish as a sum, as a maximum. `whole`: labels that may not be split. `linear`: groups of operands in which the operator
     is jointly linear. `stop`: operands and outputs without a cotangent. `grads`: names of the gradient operators. `flops(sizes, attrs)`: floating point
     operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
+    `copies`: the output is the input unchanged, so that whoever needs it may read the input.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
     """
 
@@ -142,6 +143,7 @@ class Op:
     forms: Mapping[str, str] = field(default_factory=dict)
     is_contraction: bool = False
     random: bool = False
+    copies: bool = False
     gathered: frozenset[str] = frozenset()
 
     @property
@@ -368,7 +370,7 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
-    gathered: str = "",
+    gathered: str = "", copies: bool = False,
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -378,7 +380,7 @@ def op(
     groups = tuple(_linear_group(group, outs) for group in linear)
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
-        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()),
+        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

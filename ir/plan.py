@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ir.errors import PlanError
@@ -93,6 +93,18 @@ class Plan:
     def microbatch(self) -> int:
         """Samples of one (global) microbatch."""
         return self.batch // self.num_microbatches
+
+    def squeezed(self) -> Plan:
+        """The same plan on a mesh without the axes of size 1, on which every placement is the same."""
+        keep = [i for i, n in enumerate(self.mesh_shape) if n > 1]
+
+        def some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in keep)
+
+        return replace(
+            self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
+            hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         def nd(value: NdSbp) -> str:

@@ -167,12 +167,14 @@ def products(count: int) -> Any:
 def frequencies(attrs: Attrs, d: int) -> Any:
     """float64 [d / 2]: radians a position turns each pair (x[i], x[i + d/2]); Su et al. (arXiv:2104.09864), as Hugging Face's Llama pairs them.
 
-    With `factor` the slow ones are slowed further, as Llama 3 does: wavelengths above original / low by `factor`, below original / high not at all, between
-    them smoothly.
+    `factor` alone slows them all (linear interpolation of positions, Chen et al., arXiv:2306.15595). With `original` only the slow ones are slowed, as
+    Llama 3 does: wavelengths above original / low by `factor`, below original / high not at all, between them smoothly.
     """
     turn = float(attrs["theta"]) ** (-np.arange(0, d, 2, dtype=np.float64) / d)
     if not attrs.get("factor"):
         return turn
+    if "original" not in attrs:
+        return turn / float(attrs["factor"])
     periods = float(attrs["original"]) * turn / (2.0 * math.pi)
     low, high = float(attrs["low"]), float(attrs["high"])
     share = np.clip((periods - low) / (high - low), 0.0, 1.0)
@@ -213,7 +215,7 @@ OPS = (
         " -> dq[b s (g r d)], dk[b z (g d)], dv[b z (g d)]",
         attention_grad, whole="r d", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(5), random=True,
     ),
-    # attrs: d, theta and, for Llama 3, factor, low, high, original (Hugging Face's rope_scaling of type llama3)
+    # attrs: d, theta and, for linear scaling, factor, or for Llama 3's factor, low, high, original (Hugging Face's rope_scaling of type llama3)
     op("rope(x[b s (h d)]) -> out[b s (h d)]", rope, whole="d", linear=["x"], grads=("rope.dx",), flops=each(3)),
     op("rope.dx(dout[b s (h d)]) -> dx[b s (h d)]", rope_dx, whole="d", linear=["dout"], flops=each(3)),
 )  # fmt: skip

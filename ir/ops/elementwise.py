@@ -193,13 +193,13 @@ def transpose(c: Context, x: Any, out: Any) -> None:
 
 OPS = (
     op("add(x[...], y[...]) -> out[...]", add, linear=["x y"], grads=("add.dx", "add.dy"), flops=each(1)),
-    op("add.dx(dout[...]) -> dx[...]", copy, linear=["dout"], flops=each(0)),
-    op("add.dy(dout[...]) -> dy[...]", copy, linear=["dout"], flops=each(0)),
+    op("add.dx(dout[...]) -> dx[...]", copy, linear=["dout"], flops=each(0), copies=True),
+    op("add.dy(dout[...]) -> dy[...]", copy, linear=["dout"], flops=each(0), copies=True),
     op("bias(x[... n], c[n]) -> out[... n]", add, linear=["x c"], grads=("bias.dx", "bias.dc"), flops=each(1)),
-    op("bias.dx(dout[... n]) -> dx[... n]", copy, linear=["dout"], flops=each(0)),
+    op("bias.dx(dout[... n]) -> dx[... n]", copy, linear=["dout"], flops=each(0), copies=True),
     op("bias.dc(dout[... n]) -> dc[n]", sum_rows, sums="...", linear=["dout"], flops=each(1)),
     op("add_positions(x[b s h], y[s h]) -> out[b s h]", add, linear=["x y"], grads=("add_positions.dx", "add_positions.dy"), flops=each(1)),
-    op("add_positions.dx(dout[b s h]) -> dx[b s h]", copy, linear=["dout"], flops=each(0)),
+    op("add_positions.dx(dout[b s h]) -> dx[b s h]", copy, linear=["dout"], flops=each(0), copies=True),
     op("add_positions.dy(dout[b s h]) -> dy[s h]", sum_samples, sums="b", linear=["dout"], flops=each(1)),
     op("scale(x[...]) -> out[...]", scale, linear=["x"], grads=("scale.dx",), flops=each(1)),  # attrs: factor
     op("scale.dx(dout[...]) -> dx[...]", scale, linear=["dout"], flops=each(1)),

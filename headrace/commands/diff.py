@@ -1,0 +1,1 @@
+"""`headrace diff`: a measured timeline laid on a predicted one."""
