@@ -26,21 +26,21 @@ def local_cluster(say: Callable[[str], None]) -> Cluster:
     path = local_path()
     if not path.exists():
         say(f"`local` is not measured yet: measuring this machine, kept in {path}")
-        return measure_local(path)
+        return measure_local(path, say)
     try:
         return Cluster.from_json(read_json(path))
     except (ClusterError, InputError) as error:
         raise InputError(f"`local` is kept in {path}, which is damaged: {error}. `headrace measure` measures it again") from error
 
 
-def measure_local(path: Path) -> Cluster:
-    """Measures this machine and writes the cluster to `path`."""
+def measure_local(path: Path, say: Callable[[str], None]) -> Cluster:
+    """Measures this machine and writes the cluster to `path`. Raises ExecutionError when the machine is too busy to be measured."""
     if path == local_path():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"`{path.parent}` cannot be made: {error.strerror}; HEADRACE_LOCAL=FILE says where else to keep `local`") from error
     check_writable(path)
-    cluster = measure()
+    cluster = measure(progress=say)
     write_json(path, cluster.to_json())
     return cluster
