@@ -50,8 +50,8 @@ class Prices:
 def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: bool = False) -> Timeline:
     """The predicted Timeline of `steps` steps of a program that passed `check()`; the same bytes for the same input.
 
-    Links are shared as `CostModel` says, by neighbours that always do the same; with `share_links` by the transfers that really meet, each slowed by its fullest
-    link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
+    Links are shared as `CostModel` says, by neighbours that always do the same; with `share_links` by the transfers that really meet, each slowed by its
+    fullest link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
     """
     prices = price(program, cost, share_links)
     actors = program.actors

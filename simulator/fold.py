@@ -1,7 +1,8 @@
 """Ranks that do the same: one of each kind is simulated for all of them.
 
-A collective is priced by its whole `work.group`, whoever of it is present, and its members are of few kinds; so a Program that holds one rank of each kind, and
-of every p2p both ends, runs like the whole as long as ranks of one kind keep in step. They do: they start alike, and all that they ever wait for is of one kind.
+A collective is priced by its whole `work.group`, whoever of it is present, and its members are of few kinds; so a Program that holds one rank of each kind,
+and of every p2p both ends, runs like the whole as long as ranks of one kind keep in step. They do: they start alike, and all that they ever wait for is of one
+kind. A folded Program is for the simulator alone: its collectives miss members, so `check()` refuses it; check the whole, or trust the lowering.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from ir.work import Work
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
+from simulator.fold import fold
 from tests.programs import Builder, pipeline, with_credits
 from tests.simulator.test_cost import threads
 
@@ -86,7 +87,7 @@ def test_a_firing_that_adds_takes_longer_than_the_first() -> None:
     b.actor("dw", 0, "compute", writes=("g",), work=gemm(256))
     b.registers[-1] = replace(b.registers[-1], nbytes=8_000_000)
     cost = CostModel(threads())
-    spans = [s for s in simulate(b.build("add").check(), cost, steps=2).spans]
+    spans = simulate(b.build("add").check(), cost, steps=2).spans
     lengths = [s.end_s - s.start_s for s in spans]
     assert lengths[:3] == pytest.approx([lengths[0], lengths[0] + 3e-3 + 2e-6, lengths[0] + 3e-3 + 2e-6])
     assert lengths[3:] == pytest.approx(lengths[:3])
@@ -109,8 +110,7 @@ def test_transfers_that_meet_share_the_nic() -> None:
     nic = next(k for k in H100.cluster.links if k.kind == "ib").bytes_per_s
     shared = {s.actor: s.end_s - s.start_s for s in simulate(program, H100, steps=1, share_links=True).spans}
     assert shared["send0"] == pytest.approx(2e9 / nic, rel=1e-3)
-    one = Program("one", 1, tuple(a for a in program.actors if a.name in ("F0", "send0", "recv0")), tuple(r for r in program.registers if r.name in ("x0", "y8")),
-                  {q: o for q, o in program.orders.items() if q[0] in (0, 8)})  # fmt: skip
+    one = fold(program, (0, 8))
     alone = {s.actor: s.end_s - s.start_s for s in simulate(one, H100, steps=1, share_links=True).spans}
     assert alone["send0"] == pytest.approx(1e9 / nic, rel=1e-3)
     eight = {s.actor: s.end_s - s.start_s for s in simulate(one, H100, steps=1).spans}
@@ -141,5 +141,3 @@ def test_only_the_price_of_its_work_decides() -> None:
     program = pipeline(2, 2)
     renamed = replace(program, name="other", actors=tuple(replace(a, origin="elsewhere", layer=7) for a in program.actors))
     assert [s[1:] for s in simulate(program, H100).spans] == [s[1:] for s in simulate(renamed, H100).spans]
-
-

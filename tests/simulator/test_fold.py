@@ -20,6 +20,10 @@ def work(nbytes: float) -> Work:
     return Work("compute", "gelu", "float32", nbytes=nbytes)
 
 
+def reduction(nbytes: float, group: tuple[int, ...]) -> Work:
+    return Work("collective", "all_reduce", "float32", nbytes=nbytes, group=group)
+
+
 def sharded_pipeline(stages: int, tp: int, dp: int, m: int, uneven: bool = False) -> Program:
     """`stages` x dp x tp ranks: a tensor-parallel sum in every forward, GPipe hops at equal places, a data-parallel sum once a step."""
     b = Builder(m)
@@ -32,10 +36,10 @@ def sharded_pipeline(stages: int, tp: int, dp: int, m: int, uneven: bool = False
         reads = () if s == 0 else (f"in{r}",)
         b.actor(f"F{r}", r, "compute", reads, (f"part{r}",), work=work(nbytes))
         group = tuple(ranks[s, d, i] for i in range(tp))
-        b.actor(f"tp{r}", r, "comm.tp", (f"part{r}",), (f"out{r}",), work=Work("collective", "all_reduce", "float32", nbytes=4e7, group=group), channel=f"tp{s}.{d}")
+        b.actor(f"tp{r}", r, "comm.tp", (f"part{r}",), (f"out{r}",), work=reduction(4e7, group), channel=f"tp{s}.{d}")
         b.actor(f"B{r}", r, "compute", (f"back{r}",) if s < stages - 1 else (f"out{r}",), (f"g{r}", f"dx{r}") if s else (f"g{r}",), work=work(2 * nbytes))
         peers = tuple(ranks[s, i, t] for i in range(dp))
-        b.actor(f"dp{r}", r, "comm.dp", (f"g{r}",), clock="step", work=Work("collective", "all_reduce", "float32", nbytes=3e8, group=peers), channel=f"dp{s}.{t}")
+        b.actor(f"dp{r}", r, "comm.dp", (f"g{r}",), clock="step", work=reduction(3e8, peers), channel=f"dp{s}.{t}")
     for (s, d, t), r in ranks.items():
         if s < stages - 1:
             up = ranks[s + 1, d, t]
@@ -72,7 +76,7 @@ def test_a_slower_link_makes_another_kind() -> None:
     b = Builder(1)
     for group in ((0, 1), (7, 8)):
         for r in group:
-            b.actor(f"sum{r}", r, "comm.tp", work=Work("collective", "all_reduce", "float32", nbytes=1e8, group=group), channel=f"c{group}")
+            b.actor(f"sum{r}", r, "comm.tp", work=reduction(1e8, group), channel=f"c{group}")
     assert kinds(b.build("links").check(), COST) == ((0, 1), (7, 8))
 
 
@@ -83,7 +87,7 @@ def test_partners_that_differ_make_kinds_that_differ() -> None:
         b.actor(f"F{r}", r, "compute", writes=(f"x{r}",), work=work(nbytes))
     for r in range(6):
         group = (0, 1) if r < 2 else (2, 3) if r < 4 else (4, 5)
-        b.actor(f"sum{r}", r, "comm.tp", (f"x{r}",), work=Work("collective", "all_reduce", "float32", nbytes=1e8, group=group), channel=f"c{group}")
+        b.actor(f"sum{r}", r, "comm.tp", (f"x{r}",), work=reduction(1e8, group), channel=f"c{group}")
     assert kinds(b.build("partners").check(), COST) == ((0, 1, 2, 3), (4,), (5,))
 
 
