@@ -21,6 +21,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -47,28 +48,41 @@ GEMM_SHAPES = (
 
 SMALL = {"b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32}
 LARGE = {"b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64}
-ATTRS = {
-    "eps": 1e-5, "p": 0.1, "salt": 1, "factor": 1.0, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
+ATTRS: Mapping[str, Any] = {
+    "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
     "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9,
 }  # fmt: skip
+FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}}
 INTEGER_OPERANDS = ("ids", "labels")
 NOT_TIMED = ("fill",)
 """Operators without an element to divide by."""
 
 MIN_CPU_SHARE = 0.9
 MAX_SPREAD = 0.25
+LIMIT_S = 28.0
 """A machine is too busy when its cores gave less of their time than this, or when the same product took so much longer in one of the three looks at it."""
 
 
 @dataclass(slots=True)
 class Witness:
-    """One product timed at the beginning, in the middle and at the end: whether the machine stayed itself."""
+    """One product timed at the beginning, in the middle and at the end: whether the machine stayed itself. `patient`: it is told, but not refused."""
 
     works: Sequence[Callable[[], object]]
+    patient: bool
+    start_s: float
     looks: list[Timing]
 
     def look(self) -> None:
+        """Times the product; raises ExecutionError with the numbers when they say more of other programs than of the machine."""
         self.looks.append(together(self.works, 0.25))
+        if not self.patient and (reason := self.reason):
+            raise ExecutionError(reason)
+
+    def check_time(self) -> None:
+        """Raises ExecutionError when the measurement has taken so long that the machine cannot be its own."""
+        if not self.patient and perf_counter() - self.start_s > LIMIT_S:
+            self.look()
+            raise ExecutionError(f"this machine is too busy to be measured: {LIMIT_S} s were not enough{self._load}")
 
     @property
     def cpu_share(self) -> float:
@@ -76,18 +90,24 @@ class Witness:
 
     @property
     def spread(self) -> float:
-        times = [look.seconds for look in self.looks]
+        times = [look.wall_s for look in self.looks]
         return max(times) / min(times) - 1.0
 
-    def judge(self) -> None:
-        """Raises ExecutionError with the numbers when what was measured says more of other programs than of the machine."""
-        if self.cpu_share < MIN_CPU_SHARE or self.spread > MAX_SPREAD:
-            load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
-            cores = f"its {len(self.works)} cores gave {self.cpu_share:.0%} of their time (at least {MIN_CPU_SHARE:.0%} is needed)"
-            raise ExecutionError(
-                f"this machine is too busy to be measured: {cores} and the "
-                f"same product took up to {self.spread:.0%} longer (at most {MAX_SPREAD:.0%}); load {load}. Stop other programs and measure again"
-            )
+    @property
+    def reason(self) -> str:
+        """Why the machine is too busy, empty where it is not."""
+        if self.cpu_share >= MIN_CPU_SHARE and self.spread <= MAX_SPREAD:
+            return ""
+        cores = f"its {len(self.works)} cores gave {self.cpu_share:.0%} of their time (at least {MIN_CPU_SHARE:.0%} is needed)"
+        same = f"the same product took up to {self.spread:.0%} longer (at most {MAX_SPREAD:.0%})"
+        return f"this machine is too busy to be measured: {cores} and {same}{self._load}"
+
+    @property
+    def _load(self) -> str:
+        return f"; load {', '.join(f'{x:.2f}' for x in os.getloadavg())}. Stop other programs and measure again"
+
+    def to_json(self) -> dict[str, float]:
+        return {"cpu_share": self.cpu_share, "spread": self.spread}
 
 
 def measure(num_devices: int | None = None, progress: Progress | None = None, *, patient: bool = False) -> Cluster:
@@ -101,24 +121,21 @@ def measure(num_devices: int | None = None, progress: Progress | None = None, *,
         raise InputError(f"{n} devices were asked for; this process may use {cores} cores, give 1 to {cores}")
     say = progress or (lambda _: None)
     with one_thread():
-        witness = Witness([_gemm_work((1, 384, 384, 384), "float32", seed) for seed in range(n)], [])
+        witness = Witness([_gemm_work((1, 384, 384, 384), "float32", seed) for seed in range(n)], patient, perf_counter(), [])
         witness.look()
-        if not patient:
-            witness.judge()
         say("matrix products")
-        gemm = {dtype: [[*shape, together(_crew(n, _gemm_work, shape, dtype), 0.06).seconds] for shape in GEMM_SHAPES] for dtype in DTYPES}
+        gemm = {dtype: [[*shape, _gemm_s(n, shape, dtype, witness)] for shape in GEMM_SHAPES] for dtype in DTYPES}
         witness.look()
         say("memory")
         bandwidth = _bandwidth(n)
         call_s = together([_call_work() for _ in range(n)], 0.05).seconds
         say("operators")
-        ops = {name: found for name, op in CATALOGUE.items() if (found := _op_table(n, op)) is not None}
+        ops = {name: _op_table(n, op, witness) for name, op in CATALOGUE.items() if not op.is_contraction and name not in NOT_TIMED}
         say("transport between threads")
         hop, firing = hop_s(), firing_s()
         copied = 1 << 23
         copy_s = max(exchange_s(max(2, n), copied) - exchange_s(max(2, n), 64), 1e-9)
         witness.look()
-    assumed = _busy_note(witness, patient)
     stamp = _stamp()
     device_profile = {"gemm": {d: {"rows": rows, **stamp} for d, rows in gemm.items()}, "ops": ops, **stamp}
     memory = _memory_bytes() / n
@@ -126,8 +143,8 @@ def measure(num_devices: int | None = None, progress: Progress | None = None, *,
     devices = tuple(Device(i, _cpu_name(), 0, memory, memory, rates, bandwidth, call_s, device_profile) for i in range(n))
     transport = {"latency_s": hop, "bytes_per_s": copied / copy_s, **stamp}
     links = tuple(Link(f"gpu{i}", "host", hop / 2, copied / copy_s, "memory") for i in range(n)) if n > 1 else ()
-    profile = {"transport": transport, "driver": {"firing_s": firing, **stamp}, "num_cores": cores, "witness": _witness_json(witness), **stamp}
-    return Cluster("local", devices, links, profile, assumed).check()
+    profile = {"transport": transport, "driver": {"firing_s": firing, **stamp}, "num_cores": cores, "witness": witness.to_json(), **stamp}
+    return Cluster("local", devices, links, profile, (witness.reason,) if witness.reason else ()).check()
 
 
 def num_cores() -> int:
@@ -138,8 +155,9 @@ def num_cores() -> int:
 # ---- pieces of work ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _crew(n: int, make: Callable[..., Callable[[], object]], *given: Any) -> list[Callable[[], object]]:
-    return [make(*given, seed) for seed in range(n)]
+def _gemm_s(n: int, shape: tuple[int, ...], dtype: str, witness: Witness) -> float:
+    witness.check_time()
+    return together([_gemm_work(shape, dtype, seed) for seed in range(n)], 0.06).seconds
 
 
 def _gemm_work(shape: tuple[int, ...], dtype: str, seed: int) -> Callable[[], object]:
@@ -167,10 +185,9 @@ def _call_work() -> Callable[[], object]:
     return lambda: np.add(a, a, out=out)
 
 
-def _op_table(n: int, op: Op) -> dict[str, Any] | None:
-    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator; None for contractions and what has no elements."""
-    if op.is_contraction or op.name in NOT_TIMED:
-        return None
+def _op_table(n: int, op: Op, witness: Witness) -> dict[str, Any]:
+    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator."""
+    witness.check_time()
     per_element, per_flop, launches = {}, {}, []
     for dtype in DTYPES:
         found = [_op_seconds(n, op, sizes, dtype) for sizes in _op_sizes(op)]
@@ -220,8 +237,11 @@ def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callabl
         else:
             arrays.append(np.abs(draw.standard_normal(shape)).astype(dtype) + 0.5)
     arrays += [np.zeros(o.shape(sizes), dtype) for o in op.outputs]
-    attrs = {**ATTRS, **sizes, "dtype": dtype}
-    attrs["p"] = ATTRS["p"] if op.name.startswith("dropout") else sizes.get("p", 0.0)
+    whole = tuple((0, n) for n in op.inputs[0].shape(sizes)) if op.inputs else ()
+    attrs: dict[str, Any] = {**ATTRS, **sizes, "dtype": dtype, "src_region": whole, "dst_region": whole}
+    for family, more in FAMILY_ATTRS.items():
+        if op.name.startswith(family):
+            attrs |= more
     context = Context(np, attrs, sizes, sizes, dict.fromkeys(sizes, 0), 1, 1, 1e-3)
     return lambda: op.kernel(context, *arrays)
 
@@ -231,20 +251,6 @@ def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callabl
 
 def _stamp() -> dict[str, str]:
     return {"source": f"headrace measure, numpy {np.__version__}, one BLAS thread a device", "measured_on": datetime.date.today().isoformat()}
-
-
-def _busy_note(witness: Witness, patient: bool) -> tuple[str, ...]:
-    try:
-        witness.judge()
-    except ExecutionError as error:
-        if not patient:
-            raise
-        return (str(error),)
-    return ()
-
-
-def _witness_json(witness: Witness) -> dict[str, float]:
-    return {"cpu_share": witness.cpu_share, "spread": witness.spread}
 
 
 def _memory_bytes() -> float:
