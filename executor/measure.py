@@ -18,8 +18,9 @@ import datetime
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,10 +29,11 @@ import numpy as np
 
 from executor.blas import one_thread
 from executor.exchange import exchange_s, firing_s, hop_s
+from executor.samples import LARGE, SMALL, Sample, sample
 from executor.together import Timing, together
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ExecutionError, InputError
-from ir.op import Context, Op
+from ir.op import Op
 from ir.ops import CATALOGUE
 from ir.units import DTYPE_BYTES
 
@@ -46,14 +48,6 @@ GEMM_SHAPES = (
 )  # fmt: skip
 """Square, wide, tall and deep products of the sizes that shards of small models have, and two batches of an attention."""
 
-SMALL = {"b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32}
-LARGE = {"b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64}
-ATTRS: Mapping[str, Any] = {
-    "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
-    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9,
-}  # fmt: skip
-FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}}
-INTEGER_OPERANDS = ("ids", "labels")
 NOT_TIMED = ("fill",)
 """Operators without an element to divide by."""
 
@@ -130,7 +124,7 @@ def measure(num_devices: int | None = None, progress: Progress | None = None, *,
         bandwidth = _bandwidth(n)
         call_s = together([_call_work() for _ in range(n)], 0.05).seconds
         say("operators")
-        ops = {name: _op_table(n, op, witness) for name, op in CATALOGUE.items() if not op.is_contraction and name not in NOT_TIMED}
+        ops = {name: op_table(op, partial(_op_s, n, witness)) for name, op in CATALOGUE.items() if not op.is_contraction and name not in NOT_TIMED}
         say("transport between threads")
         hop, firing = hop_s(), firing_s()
         copied = 1 << 23
@@ -185,65 +179,43 @@ def _call_work() -> Callable[[], object]:
     return lambda: np.add(a, a, out=out)
 
 
-def _op_table(n: int, op: Op, witness: Witness) -> dict[str, Any]:
-    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator."""
+def _op_s(n: int, witness: Witness, one: Sample) -> float:
+    """Seconds of one firing of a sample while every device does the same; each on arrays of its own."""
     witness.check_time()
-    per_element, per_flop, launches = {}, {}, []
-    for dtype in DTYPES:
-        found = [_op_seconds(n, op, sizes, dtype) for sizes in _op_sizes(op)]
-        if op.name.startswith("attention"):
-            (_, e1, f1, s1), (launch, e2, f2, s2) = (0.0, *found[1]), (0.0, *found[2])
-            per_flop[dtype] = max((s2 * e1 - s1 * e2) / (f2 * e1 - f1 * e2), 0.0)
-            per_element[dtype] = max((s2 - per_flop[dtype] * f2) / e2, 0.0)
-            launches.append(max(launch, found[0][2] - per_flop[dtype] * found[0][1] - per_element[dtype] * found[0][0], 0.0))
-        else:
-            (e0, _, s0), (e1, _, s1) = found
-            per_element[dtype] = max((s1 - s0) / (e1 - e0), 0.0)
-            per_flop[dtype] = 0.0
-            launches.append(max(s0 - per_element[dtype] * e0, 0.0))
-    return {"s_per_element": per_element, "s_per_flop": per_flop, "launch_s": min(launches)}
+    return together([one.work(np) for _ in range(n)], 0.03).seconds
 
 
-def _op_sizes(op: Op) -> list[Mapping[str, int]]:
+def op_table(op: Op, timer: Callable[[Sample], float]) -> dict[str, Any]:
+    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator; `timer` gives the seconds of one firing of a sample."""
+    fits = {dtype: _fit([(made, timer(made)) for made in _op_samples(op, dtype)]) for dtype in DTYPES}
+    return {
+        "s_per_element": {dtype: fit[1] for dtype, fit in fits.items()},
+        "s_per_flop": {dtype: fit[2] for dtype, fit in fits.items()},
+        "launch_s": min(fit[0] for fit in fits.values()),
+    }
+
+
+def _op_samples(op: Op, dtype: str) -> list[Sample]:
     """Small and large; of attention also a longer sequence, so that the share of its flops can be told from that of its bytes."""
+    labels = [SMALL, LARGE]
     if op.name.startswith("attention"):
-        return [SMALL, {**LARGE, "s": 64, "z": 64}, {**LARGE, "s": 256, "z": 256, "b": 1}]
-    return [SMALL, LARGE]
+        labels = [SMALL, {**LARGE, "s": 64, "z": 64}, {**LARGE, "s": 256, "z": 256, "b": 1}]
+    return [sample(op, sizes, dtype, 0) for sizes in labels]
 
 
-def _op_seconds(n: int, op: Op, labels: Mapping[str, int], dtype: str) -> tuple[float, float, float]:
-    """(elements read and written in units of the dtype, flops, seconds) of one firing."""
-    ranks = [len(o.dims) - 1 + (2 if len(o.dims) > 1 else 3 if _alone(op) else 2) if ("...",) in o.dims else len(o.dims) for o in op.inputs]
-    this = op.for_ranks(ranks)
-    sizes = {label: labels[label] for label in this.labels}
-    timing = together([_op_work(this, sizes, dtype, seed) for seed in range(n)], 0.03)
-    itemsize = DTYPE_BYTES[dtype]
-    nbytes = sum(math.prod(o.shape(sizes)) * (8 if o.name in INTEGER_OPERANDS else itemsize) for o in (*this.inputs, *this.outputs))
-    return nbytes / itemsize, this.flops_of(sizes, {**ATTRS, **sizes}), timing.seconds
-
-
-def _alone(op: Op) -> bool:
-    """Whether `...` is all that an operand with it has, so that a third dim must make the tensor large."""
-    return all(len(o.dims) == 1 for o in (*op.inputs, *op.outputs) if ("...",) in o.dims)
-
-
-def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callable[[], object]:
-    draw = np.random.default_rng(seed)
-    arrays: list[Any] = []
-    for operand in op.inputs:
-        shape = operand.shape(sizes)
-        if operand.name in INTEGER_OPERANDS:
-            arrays.append(draw.integers(0, sizes.get("v", 2), shape))
-        else:
-            arrays.append(np.abs(draw.standard_normal(shape)).astype(dtype) + 0.5)
-    arrays += [np.zeros(o.shape(sizes), dtype) for o in op.outputs]
-    whole = tuple((0, n) for n in op.inputs[0].shape(sizes)) if op.inputs else ()
-    attrs: dict[str, Any] = {**ATTRS, **sizes, "dtype": dtype, "src_region": whole, "dst_region": whole}
-    for family, more in FAMILY_ATTRS.items():
-        if op.name.startswith(family):
-            attrs |= more
-    context = Context(np, attrs, sizes, sizes, dict.fromkeys(sizes, 0), 1, 1, 1e-3)
-    return lambda: op.kernel(context, *arrays)
+def _fit(timed: Sequence[tuple[Sample, float]]) -> tuple[float, float, float]:
+    """(launch_s, s_per_element, s_per_flop), none below 0, with the least relative error over the samples; flops only where there are three of them."""
+    rows = np.array([[1.0, one.nbytes / DTYPE_BYTES[one.dtype], one.flops] for one, _ in timed]) / np.array([[s] for _, s in timed])
+    used = [0, 1, 2] if len(timed) > 2 else [0, 1]
+    while True:
+        scale = rows[:, used].max(axis=0)
+        found = np.linalg.lstsq(rows[:, used] / scale, np.ones(len(timed)), rcond=None)[0] / scale
+        if found.min() >= 0 or len(used) == 1:
+            out = [0.0, 0.0, 0.0]
+            for column, value in zip(used, found, strict=True):
+                out[column] = max(float(value), 0.0)
+            return out[0], out[1], out[2]
+        used.pop(int(found.argmin()))
 
 
 # ---- what the machine is -----------------------------------------------------------------------------------------------------------------------------
