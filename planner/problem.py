@@ -17,7 +17,7 @@ from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
 from planner.elimination import FactorGraph, Solution
-from planner.facts import Facts
+from planner.facts import Facts, uneven_labels
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 
@@ -89,7 +89,7 @@ class Problem:
     # ---- variables -------------------------------------------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
-        uneven = self._uneven_dims()
+        labels, uneven = self._uneven()
         maxima = frozenset(t for n in self.graph.nodes for t in n.outputs if self.facts.node[n.name].op.maxes)
         for n in self.graph.nodes:
             for t in n.inputs:
@@ -97,7 +97,7 @@ class Problem:
                 if tensor.role == "param" and ("param", t) not in self.number:
                     made = self.tables.param(tensor, uneven.get(t, frozenset()), self.terms.optimizer)
                     self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
-            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima)
+            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
             self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
             for t in n.outputs:
                 if self.graph.consumers(t) or t in self.graph.outputs:
@@ -106,16 +106,13 @@ class Problem:
                     )  # fmt: skip
                     self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t))
 
-    def _uneven_dims(self) -> dict[str, frozenset[int]]:
-        """Dims of each tensor that some operator calls by a label that may split unevenly."""
-        found: dict[str, set[int]] = {}
-        for n in self.graph.nodes:
-            op = self.facts.node[n.name].op
-            for operand, t in zip((*op.inputs, *op.outputs), (*n.inputs, *n.outputs), strict=True):
-                for d, dim in enumerate(operand.dims):
-                    if len(dim) == 1 and dim[0] in self.space.uneven:
-                        found.setdefault(t, set()).add(d)
-        return {t: frozenset(dims) for t, dims in found.items()}
+    def _uneven(self) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
+        """Labels of nodes and dims of tensors that may split unevenly."""
+        key = ("uneven", id(self.facts), self.space.uneven)
+        if key not in self.tables.memo:
+            self.tables.memo[key] = (self.facts, uneven_labels(self.graph, self.facts, self.space.uneven))
+        found: tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]] = self.tables.memo[key][1]
+        return found
 
     def _variable(self, kind: str, thing: Node | Tensor, cls: Any, layer: int, limits: tuple[Limit, ...], given: Any) -> None:
         self.number[kind, thing.name] = len(self.choices)
@@ -226,7 +223,7 @@ class Problem:
         for i, u in enumerate(self._inputs(n.name)):
             places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
-                seconds = seconds + m * boxes.local_s[places] * (2 if again[i] else 1)
+                seconds = seconds + m * boxes.local_s[places]
                 kept = kept + boxes.nbytes[places] * (modes[0][i] == "input")
                 ins.append(None)
             else:
