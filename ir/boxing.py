@@ -122,6 +122,12 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
     raise SbpError(f"no boxing leads from {src} to {dst}")
 
 
+@lru_cache(maxsize=65536)
+def chain_by_bytes(src: NdSbp, dst: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], itemsize: int) -> tuple[Step, ...]:
+    """The steps from `src` to `dst` that move the fewest bytes: what a plan is lowered with, whatever the machine."""
+    return chain(src, dst, shape, mesh_shape, bytes_moved(shape, mesh_shape, itemsize))
+
+
 @lru_cache(maxsize=4096)
 def _moves(here: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], goal: NdSbp) -> tuple[Step, ...]:
     found = []
@@ -203,4 +209,4 @@ def _sliced(nd: NdSbp, mesh: Mesh, shape: Sequence[int]) -> NdSbp:
     return tuple(out)
 
 
-__all__ = ["COLLECTIVE", "LOCAL", "Crossing", "P", "Piece", "Price", "Step", "bytes_moved", "chain", "crossing", "kind_1d", "legal", "may_step", "step_nbytes"]
+__all__ = ["COLLECTIVE", "LOCAL", "Crossing", "P", "Piece", "Price", "Step", "bytes_moved", "chain", "chain_by_bytes", "crossing", "kind_1d", "legal", "may_step", "step_nbytes"]
