@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ir.boxing import Link
 from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
@@ -18,6 +19,7 @@ from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
 from planner.elimination import FactorGraph, Solution
 from planner.facts import Facts, uneven_labels
+from planner.pricing import axis_links
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 
@@ -27,7 +29,7 @@ class Placed:
     """The decisions in the words of a Plan, and what they cost.
 
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
-    cost without the price. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
+    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
     assignments. `method` as in `planner.elimination.Solution`. `seconds`: how long the search took.
     """
 
@@ -35,6 +37,7 @@ class Placed:
     hubs: Mapping[str, Hub]
     params: Mapping[str, ParamPlacement]
     reboxed: tuple[tuple[str, str], ...]
+    links: tuple[Link, ...]
     cost_s: float
     bound: float
     exact: bool
@@ -323,9 +326,14 @@ class Problem:
         nbytes, priced, reboxed = self._memory(solution.states, at)
         space = sum(math.log10(len(c)) for c in self.choices)
         return Placed(
-            rules, hubs, params, reboxed, solution.cost, solution.bound, solution.exact, solution.cost - priced, nbytes, len(self.choices), space,
-            solution.method, time.perf_counter() - start,
+            rules, hubs, params, reboxed, self._links(), solution.cost, solution.bound, solution.exact, solution.cost - priced, nbytes,
+            len(self.choices), space, solution.method, time.perf_counter() - start,
         )  # fmt: skip
+
+    def _links(self) -> tuple[Link, ...]:
+        """What a collective costs on every axis, nothing where there is one rank."""
+        active = axis_links(self.tables.pricing, self.tables.axes, self.tables.mesh_shape)
+        return self._on_all_axes(active, (0.0, 0.0))
 
     def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
         given = iter(state)

@@ -263,6 +263,7 @@ class _Search:
         made = Plan(
             self.model.reference or self.model.name, self.model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, self.seq, self.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params, placed.reboxed,
+            links=placed.links,
         )  # fmt: skip
         return replace(made, layout=layout(graph, made))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ir.boxing import chain
+from ir.boxing import bytes_moved, chain
 from ir.errors import PlanError
 from ir.graph import Graph
 from ir.op import Rule, nd_placements
@@ -320,3 +320,23 @@ def test_tables_serve_several_graphs_prices_and_limits() -> None:
         for memory_price in (0.0, 1e-11):
             args = (graph, ("dp", "tp"), (2, 4), pricing)
             assert search(*args, num_microbatches=2, memory_price=memory_price, tables=tables) == search(*args, num_microbatches=2, memory_price=memory_price)
+
+
+def test_links_of_the_axes_choose_the_chains_that_were_priced() -> None:
+    """On a slow outer axis a sum is first reduced and scattered over the fast inner one; bytes alone would not know."""
+    pricing = AlphaBeta({"dp": 4, "tp": 8}, slow=("dp",))
+    found = search(model(Llama(batch=8, layers=1)), ("dp", "tp"), (4, 8), pricing, num_microbatches=2)
+    shape, mesh = (4096, 4096), (4, 8)
+    true_price = boxing_price(pricing, ("dp", "tp"), mesh, shape, 2)
+    first = set()
+    for src, dst in (((P, P), (S(0), S(1))), ((P, P), (B, B)), ((S(0), S(1)), (B, B)), ((B, P), (S(1), S(0)))):
+        steps = chain(src, dst, shape, mesh, bytes_moved(shape, mesh, 2, found.links))
+        best = sum(map(true_price, chain(src, dst, shape, mesh, true_price)))
+        assert sum(map(true_price, steps)) == pytest.approx(best, rel=0.01)
+        first.add((src, dst, steps[0].axis))
+    assert ((P, P), (S(0), S(1)), 1) in first
+    assert sum(map(true_price, chain((P, P), (S(0), S(1)), shape, mesh, bytes_moved(shape, mesh, 2)))) > 2 * sum(
+        map(true_price, chain((P, P), (S(0), S(1)), shape, mesh, bytes_moved(shape, mesh, 2, found.links)))
+    )
+    one = search(model(Llama(batch=8, layers=1)), ("dp", "tp"), (1, 8), AlphaBeta({"dp": 1, "tp": 8}), num_microbatches=2)
+    assert one.links[0] == (0.0, 0.0)
