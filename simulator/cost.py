@@ -137,7 +137,7 @@ class CostModel:
             return (FREE,)
         together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
-            return (p2p_line(self.routes, *group, [(a, b) for a, b in together], self._collective_launch_s),)
+            return (p2p_line(self.routes, group, together, self._collective_launch_s),)
         if kind not in COLLECTIVES:
             raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}")
         return lines(self.routes, kind, group, together, self._collective_launch_s, self._algorithms)
@@ -158,7 +158,7 @@ class CostModel:
         return transport["latency_s"] + copied / transport["bytes_per_s"]
 
     def transfer(self, work: Work, rank: int) -> tuple[float, Mapping[Edge, float]] | None:
-        """(seconds while nothing else is on the links, share of each link that it uses), for an engine that lets transfers meet; None where no link is crossed."""
+        """(seconds while nothing else is on the links, share of each link that it uses), for an engine that lets transfers meet; None where it crosses none."""
         if work.kind not in ("collective", "send", "recv") or len(work.group) <= 1 or self._transport is not None:
             return None
         line = self.line(work.op if work.kind == "collective" else "p2p", work.nbytes, work.group, alone=True)

@@ -80,7 +80,7 @@ class Measured:
 
 def _places(shapes: np.ndarray) -> np.ndarray:
     """Where shapes lie: the logarithms of m, n, k, and of batch at a quarter of their weight."""
-    return np.log2(shapes) * np.array([0.25, 1.0, 1.0, 1.0])
+    return np.asarray(np.log2(shapes) * np.array([0.25, 1.0, 1.0, 1.0]), float)
 
 
 def of_device(device: Device, dtype: str, peak: float) -> Gemm:

@@ -163,7 +163,7 @@ def _foretold(found: Answer, index: int) -> Prediction:
 
 def trace_of(foretold: Prediction) -> str:
     """The predicted timeline as Perfetto reads it."""
-    return json.dumps(foretold.timeline.perfetto())
+    return json.dumps(foretold.timeline.to_perfetto(foretold.program))
 
 
 def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:

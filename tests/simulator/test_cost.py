@@ -17,7 +17,10 @@ from simulator.gemm import Measured, Tiled
 H100 = load_cluster("1x8xH100-SXM")
 
 ROWS = [[1, m, n, k, 2e-6 + 2.0 * m * n * k / (40e9 if m >= 128 else 20e9)] for m in (32, 128, 512) for n in (64, 256, 1024) for k in (64, 256, 1024)]
-OPS = {"gelu": {"s_per_element": {"float32": 2e-9}, "launch_s": 3e-6}, "attention": {"s_per_element": {"float32": 1e-9}, "s_per_flop": {"float32": 1e-10}, "launch_s": 5e-6}}
+OPS = {
+    "gelu": {"s_per_element": {"float32": 2e-9}, "launch_s": 3e-6},
+    "attention": {"s_per_element": {"float32": 1e-9}, "s_per_flop": {"float32": 1e-10}, "launch_s": 5e-6},
+}
 
 
 def threads(num: int = 2, cores: int = 2) -> Cluster:
