@@ -105,17 +105,17 @@ def profile(backend: Any, num_ranks: int = 1) -> Cluster:
     """
     cupy = backend.xp
     stamp = {"source": f"headrace gpu-check, cupy {cupy.__version__}", "measured_on": datetime.date.today().isoformat()}
-    gemm = {dtype: {"rows": [[*shape, gemm_s(cupy, shape, dtype)] for shape in GEMMS], **stamp} for dtype in DTYPES}
+    rows: dict[str, list[list[float]]] = {dtype: [[*shape, gemm_s(cupy, shape, dtype)] for shape in GEMMS] for dtype in DTYPES}
     size = 1 << 27
     a, out = cupy.ones(size, cupy.float32), cupy.empty(size, cupy.float32)
     bytes_per_s = 2 * 4 * size / event_s(cupy, lambda: cupy.copyto(out, a))
     launch_s = event_s(cupy, lambda: cupy.add(a[:8], a[:8], out=out[:8]))
     ops = {name: op_table(op, lambda one: event_s(cupy, one.work(cupy))) for name, op in CATALOGUE.items() if not op.is_contraction and name not in NOT_TIMED}
     properties = cupy.cuda.runtime.getDeviceProperties(backend.device)
-    rates = {dtype: max(2.0 * math.prod(row[:4]) / row[4] for row in table["rows"]) for dtype, table in gemm.items()}
+    rates = {dtype: max(2.0 * math.prod(row[:4]) / row[4] for row in table) for dtype, table in rows.items()}
     memory = float(properties["totalGlobalMem"]) / num_ranks
     name = properties["name"].decode()
-    device_profile = {"gemm": gemm, "ops": ops, **stamp}
+    device_profile = {"gemm": {dtype: {"rows": table, **stamp} for dtype, table in rows.items()}, "ops": ops, **stamp}
     devices = tuple(Device(i, name, 0, memory, memory, rates, bytes_per_s, launch_s, device_profile) for i in range(num_ranks))
     copied = {"latency_s": 2 * launch_s, "bytes_per_s": bytes_per_s / 2, **stamp}
     return Cluster(f"1x{name}", devices, _links(num_ranks, copied), {"transport": copied, **stamp}).check()
@@ -138,7 +138,7 @@ def event_s(cupy: Any, work: Callable[[], object], repeats: int = 10) -> float:
     """Seconds of one call on the device: the median of some, after two to warm up, each between two events."""
     for _ in range(2):
         work()
-    found = []
+    found: list[float] = []
     for _ in range(repeats):
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         begin.record()
@@ -146,7 +146,7 @@ def event_s(cupy: Any, work: Callable[[], object], repeats: int = 10) -> float:
         end.record()
         end.synchronize()
         found.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-    return statistics.median(found)
+    return float(statistics.median(found))
 
 
 def profile_rows(cluster: Cluster) -> list[Row]:

@@ -101,7 +101,9 @@ def _node_facts(op: Op, wanted: tuple[bool, ...]) -> NodeFacts:
     out_position = {o.name: i for i, o in enumerate(op.outputs)}
     cotangents = {"d" + name: name for name in out_position}
     carries = [False] * len(op.inputs)
-    run, ins, outs = [], set(), set()
+    run: list[Op] = []
+    ins: set[int] = set()
+    outs: set[int] = set()
     for name in op.grads if any(wanted) else ():
         grad = catalogue(name)
         targets = [position[o.name[1:]] for o in grad.outputs]

@@ -229,7 +229,9 @@ class Problem:
             else:
                 source, target = _ends(self.choices[u])
                 forward = m * boxes.cost[np.ix_(source, places)] * (2 if again[i] else 1)
-                backward = m * boxes.cost[np.ix_(cls.cots[i][rows], target)].T if self.facts.node[n.name].carries[i] else 0.0
+                backward: Table | float = 0.0
+                if self.facts.node[n.name].carries[i]:
+                    backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
                 ins.append(_consumer(boxes.nbytes, source, places, modes[0][i], forward, backward, charge))
         for j, u in enumerate(self._outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
@@ -265,14 +267,14 @@ class Problem:
         return found
 
     def param_alone(self, tensor: str) -> _Cost:
-        """Of a parameter: once a step, adding the gradients of uses and microbatches, and the price of what stays."""
+        """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self._num_gradients(tensor)
         key = ("param", id(choice), num_uses)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.grad[rows]] * max(0, num_uses * self.terms.num_microbatches - 1)
+            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
             self.made[key] = _Cost(cls.step_s[rows] + adding + self.terms.state_price * kept, kept)
         found: _Cost = self.made[key]
@@ -389,6 +391,15 @@ def _ends(choice: Choice) -> tuple[Index, Index]:
         return cls.value[choice.rows], cls.cotangent[choice.rows]
     assert isinstance(cls, ParamClass)
     return cls.held[choice.rows], cls.grad[choice.rows]
+
+
+def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
+    """[param state, node state]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
+    cls = choice.cls
+    if not isinstance(cls, ParamClass):
+        return 0.0
+    grad = cls.grad[choice.rows]
+    return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
 
 
 def _consumer(nbytes: Table, source: Index, places: Index, mode: str, forward: Table, backward: Table | float, charge: float) -> _Cost:

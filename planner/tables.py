@@ -153,8 +153,8 @@ class ParamClass:
 
     def grads(self, num_uses: int) -> Table:
         """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
-        return num_uses * self.wide.nbytes[self.grad] + total
+        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        return total + num_uses * self.wide.nbytes[self.grad]
 
 
 AnyClass = NodeClass | HubClass | ParamClass
@@ -224,7 +224,7 @@ class Tables:
         )  # fmt: skip
 
     def _seconds(self, node: Node, facts: NodeFacts, sizes: Mapping[str, int], states: Sequence[tuple[Rule, ...]], dtype: str) -> tuple[Table, Table]:
-        """Forward and backward seconds by state; states with equal local sizes are priced once."""
+        """Forward and backward seconds by state; states with equal local sizes are priced once, and a kernel that only copies is left out of a Program."""
         known: dict[tuple[int, ...], tuple[float, float]] = {}
         width = DTYPE_BYTES[dtype]
         out = np.empty((2, len(states)))
@@ -235,10 +235,10 @@ class Tables:
                     local[rule.on] = -(-local[rule.on] // parts)
             key = tuple(local.values())
             if key not in known:
-                known[key] = (
-                    self.pricing.compute_s(node.op, dtype, *work_of(facts.op, local, node.attrs, width)),
-                    sum(self.pricing.compute_s(g.name, dtype, *work_of(g, local, node.attrs, width)) for g in facts.grads),
+                forward, *backward = (
+                    0.0 if op.copies else self.pricing.compute_s(op.name, dtype, *work_of(op, local, node.attrs, width)) for op in (facts.op, *facts.grads)
                 )
+                known[key] = (forward, sum(backward))
             out[:, i] = known[key]
         return out[0], out[1]
 

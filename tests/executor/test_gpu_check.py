@@ -10,6 +10,7 @@ from executor.gpu_check import Row, kernel_difference, main, operators, table, v
 from executor.samples import SMALL, sample
 from ir.errors import ExecutionError
 from ir.ops import CATALOGUE
+from tests.executor.cuda_source import kernel_source, trace
 
 
 def has_gpu() -> bool:
@@ -58,3 +59,42 @@ def test_attention_is_looked_at_with_dropout_too():
 
 def test_a_table_marks_what_fails():
     assert table([Row("a", "b", True), Row("long", "c", False)]).splitlines() == ["ok    a     b", "FAIL  long  c"]
+
+
+def nvrtc():
+    """The compiler of CUDA source; skips the test, naming what is missing, where it cannot be loaded."""
+    pytest.importorskip("cupy", reason="cupy is not installed")
+    from cupy.cuda import nvrtc as found
+
+    try:
+        found.getVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC cannot be loaded ({error}); install nvidia-cuda-nvrtc")
+    return found
+
+
+def test_the_kernels_elementwise_code_compiles_without_a_gpu():
+    """Every elementwise function that a kernel uses, at the dtypes it uses it with, exists in cupy and its CUDA source compiles for an H100."""
+    compiler = nvrtc()
+    import cupy
+
+    names, calls = trace()
+    assert [name for name in sorted(names) if not hasattr(cupy, name)] == []
+    elementwise = [(name, dtypes) for name, method, dtypes in sorted(calls) if method == "__call__" and name != "matmul"]
+    assert len(elementwise) > 30
+    preambles = dict.fromkeys(getattr(cupy, name)._preamble for name, _ in elementwise)
+    source = "".join(preambles) + "\n" + "".join(kernel_source(i, getattr(cupy, name), dtypes) for i, (name, dtypes) in enumerate(elementwise))
+    program = compiler.createProgram(source, "kernels.cu", (), ())
+    try:
+        compiler.compileProgram(program, ("--gpu-architecture=compute_90",))
+        assert compiler.getPTX(program).count(b".entry") == len(elementwise)
+    finally:
+        compiler.destroyProgram(program)
+
+
+def test_every_method_of_a_ufunc_that_kernels_use_is_cupys_too():
+    cupy = pytest.importorskip("cupy")
+    _, calls = trace()
+    for name, method, _ in calls:
+        if name != "matmul":
+            assert hasattr(getattr(cupy, name), method), (name, method)

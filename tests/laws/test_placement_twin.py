@@ -43,6 +43,8 @@ class Twin:
         return times / 2 * self.pricing.local_s(2 * math.prod(local_shape(t.shape, nd, self.mesh)) * DTYPE_BYTES[t.dtype])
 
     def kernel(self, op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], attrs: Mapping[str, object], dtype: str) -> float:
+        if op.copies:
+            return 0.0
         sizes = {}
         for label, n in total.items():
             parts = tuple(k if r == Rule("split", label) else 1 for r, k in zip(rules, self.mesh, strict=True))
@@ -101,7 +103,8 @@ class Twin:
         for t, nd in zip(g.outputs, outs, strict=True):
             target = self.graph.tensors[self.joint.stands_for[t]]
             if target.role == "param":
-                total += self.box(target, nd, self.placed.params[target.name].grad)
+                grad = self.placed.params[target.name].grad
+                total += self.box(target, nd, grad) + (self.copy(target, grad) if nd != grad else 0.0)
             elif target.role == "value":
                 total += self.box(target, nd, self.placed.hubs[target.name].cotangent)
         return total
@@ -111,8 +114,8 @@ class Twin:
         n = math.prod(local_shape(t.shape, place.state, self.mesh))
         k = num_optimizer_states("adamw")
         update = self.pricing.compute_s("adamw", t.dtype, 15.0 * n, (2 + k + 1 + k) * n * DTYPE_BYTES[t.dtype] + 4, ())
-        accumulations = len(self.joint.grads[t.name]) * self.m - 1
-        return self.box(t, place.grad, place.state) + update + self.box(t, place.state, place.held) + accumulations * self.copy(t, place.grad, 3)
+        uses = len(self.joint.grads[t.name])
+        return self.box(t, place.grad, place.state) + update + self.box(t, place.state, place.held) + (uses - 1) * self.copy(t, place.state, 3)
 
     def adding(self) -> float:
         """Sums of the cotangents of several uses, at the hub."""

@@ -115,21 +115,17 @@ def test_one_microbatch_or_dear_states_tensor_and_sequence_parallel_with_a_split
 
 def test_rising_price_of_memory_zero_1_then_2_then_3() -> None:
     graph = model(Llama(batch=64, layers=2, dtype="float32", vocab=4096))
-    pricing = AlphaBeta({"dp": 8})
-    zero = {("B", "P"): 1, ("B", "S"): 2, ("S", "S"): 3}
-    found = []
-    for state_price in (0.0, 3e-12, 1e-11, 1e-10):
-        placed = search(graph, ("dp",), (8,), pricing, num_microbatches=4, state_price=state_price)
-        assert all(rule == (Rule("split", "b"),) for name, rule in placed.rules.items() if name.startswith("h."))
-        blocks = [p for name, p in placed.params.items() if name.startswith("h.") and not name.endswith(".g")]
-        assert all(p.state[0].is_split for p in blocks)
-        found.append({zero[p.held[0].kind, p.grad[0].kind] for p in blocks})
-    assert found[0] == {1}
-    assert found[1] <= {1, 2}
-    assert found[-1] == {3}
-    levels = [level for step in found for level in sorted(step)]
-    assert levels == sorted(levels)
-    assert set(levels) == {1, 2, 3}
+    args = (graph, ("dp",), (8,), AlphaBeta({"dp": 8}))
+    zero = {("S", "B", "P"): 1, ("S", "B", "S"): 2, ("S", "S", "S"): 3}
+    levels = []
+    for state_price in (0.0, 1e-11, 3e-11, 1e-10, 1e-9):
+        same = {"num_microbatches": 4, "state_price": state_price}
+        found = search(*args, **same)
+        assert all(rule == (Rule("split", "b"),) for name, rule in found.rules.items() if name.startswith("h."))
+        levels.append({zero[tuple(nd[0].kind for nd in p)] for name, p in found.params.items() if name.startswith("h.") and not name.endswith(".g")})
+        data_parallel = {n.name: (Rule("split", "b"),) for n in graph.nodes}
+        assert found.cost_s <= price(*args, **same, rules=data_parallel, params={p.name: ParamPlacement((B,), (B,), (P,)) for p in graph.params}).cost_s
+    assert levels == [{1}, {1}, {2}, {3}, {3}]
 
 
 def test_long_sequence_is_split_and_turned_to_heads_by_all_to_all() -> None:
@@ -175,13 +171,18 @@ def test_zero_3_and_tensor_parallel_take_different_dims_where_both_divide_and_no
     assert third.params["head.w"].held == (S(0),), "its rows are the vocabulary, which may split unevenly"
 
 
-def test_an_uneven_vocabulary_splits_only_where_it_may() -> None:
-    graph = model(Llama(batch=1, seq=63, hidden=64, heads=8, groups=4, d=8, inner=128, vocab=100003))
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_uneven_vocabulary_splits_only_where_it_may(tied: bool) -> None:
+    """The head calls it n; that it is the vocabulary follows from the loss, which calls it v."""
+    graph = model(Llama(batch=1, seq=63, hidden=64, heads=8, groups=4, d=8, inner=128, vocab=10007, tied=tied))
     args = (graph, ("tp",), (2,), AlphaBeta({"tp": 2}))
-    assert search(*args, num_microbatches=1, state_price=1e-6).rules["head"] == (Rule("split", "n"),)
-    even = search(*args, num_microbatches=1, state_price=1e-6, space=Space(uneven=frozenset()))
-    assert even.rules["head"] != (Rule("split", "n"),)
-    assert even.rules["sum"] != (Rule("split", "v"),)
+    split = {"embed": (Rule("split", "v"),), "head": (Rule("split", "n"),), "sum": (Rule("split", "v"),)}
+    assert price(*args, rules=split, num_microbatches=1).params["embed.w"].held == (S(0),)
+    for name, rule in split.items():
+        with pytest.raises(PlanError, match=f"node `{name}` has no legal placement"):
+            price(*args, rules={name: rule}, num_microbatches=1, space=Space(uneven=frozenset()))
+    with pytest.raises(PlanError, match=r"node `h\.0\.norm1` has no legal placement"):
+        price(*args, rules={"h.0.norm1": (Rule("split", "s"),)}, num_microbatches=1)
 
 
 def test_limits_hold_one_node_hub_and_parameter() -> None:
