@@ -7,31 +7,36 @@ profile of the card that was just measured.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
-from headrace import load, load_cluster, lower, plan, simulate
-
+import headrace as hr
 from executor.backend import open_backend
 from executor.gpu_check import main
 from ir.cluster import Cluster
 from ir.errors import ExecutionError
 from ir.program import Program
+from simulator import simulate
+from simulator.cost import CostModel
 
-LAYOUTS = {"one device": (1, {}), "dp2": (2, {"dp": 2}), "tp2": (2, {"tp": 2}), "pp2 x dp2": (4, {"pp": 2, "dp": 2})}
+LAYOUTS: Mapping[str, tuple[int, Mapping[str, int]]] = {
+    "one device": (1, {}), "dp2": (2, {"dp": 2, "tp": 1, "pp": 1}), "tp2": (2, {"tp": 2, "dp": 1, "pp": 1}), "pp2 x dp2": (4, {"pp": 2, "dp": 2, "tp": 1}),
+}  # fmt: skip
 BATCH, SEQ = 8, 64
 
 
 def programs() -> dict[str, Program]:
-    """A GPT of four layers under a few plans."""
-    model = load("gpt2", num_layers=4, hidden=256, heads=4, vocab=512)
+    """A GPT of four layers, lowered under a few plans."""
+    model = hr.load("gpt2-tiny", hidden=256, mlp_hidden=1024, vocab=512)
     found = {}
     for name, (num_ranks, fix) in LAYOUTS.items():
-        chosen = plan(model, load_cluster(f"1x{num_ranks}xH100-SXM"), batch=BATCH, seq=SEQ, dtype="float32", fix=fix)
-        found[f"GPT, {name}"] = lower(chosen)
+        plan = hr.plan(model, f"1x{num_ranks}xH100-SXM", batch=BATCH, seq=SEQ, dtype="float32", fix=fix, top=1).plans[0]
+        found[f"GPT, {name}"] = hr.lower(plan, model)
     return found
 
 
 def predicted_s(program: Program, cluster: Cluster) -> float:
-    return float(simulate(program, cluster).step_s)
+    """The step that the simulator foretells, in seconds."""
+    return simulate(program, CostModel(cluster), steps=3).step_s
 
 
 if __name__ == "__main__":

@@ -180,7 +180,13 @@ def _data(program: Program, data: Data | str | None, seed: int) -> Data:
         return data
     if "seq" not in program.meta:
         raise InputError(f"program `{program.name}` does not say its sequence length (meta `seq`); lower the plan again, or give the data as arrays")
-    return text_data(data, int(program.meta["seq"]), seed, int(program.meta.get("vocab", 256)))
+    return text_data(data, int(program.meta["seq"]), seed, _vocab(program))
+
+
+def _vocab(program: Program) -> int:
+    """How many entries the table that looks bytes up has over all ranks; a byte above would be looked up nowhere."""
+    sizes = [a.work.total["v"] for a in program.actors if a.work.op == "embedding" and "v" in a.work.total]
+    return min([*sizes, 256])
 
 
 def _nothing(step: int, microbatch: int) -> None:
