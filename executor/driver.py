@@ -47,6 +47,8 @@ class Driver:
     """
 
     def __init__(self, machine: Machine, backend: Backend, watchdog_s: float, marks: Marks | None = None) -> None:
+        if machine.steps is None:
+            raise ExecutionError("a driver needs a number of steps; this machine goes on for ever")
         self.machine = machine
         self.performs: Sequence[Callable[[int, int], None]] = ()
         self.watchdog_s = watchdog_s

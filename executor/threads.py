@@ -9,7 +9,7 @@ from typing import Any
 from executor.backend import Array, Backend
 from executor.buffers import Buffers
 from executor.slots import Access, firing_table
-from executor.transport import Move, members_of, share
+from executor.transport import Index, Move, members_of, share
 from ir.errors import ProgramError
 from ir.program import Actor, Program
 
@@ -64,9 +64,9 @@ class ThreadTransport:
         return [*folds, *finish]
 
 
-def _part(array: Array, index: tuple[slice, ...], flat: bool) -> Array:
+def _part(array: Array, index: Index, flat: bool) -> Array:
     """A view; an array without dims stays an array."""
-    return array.reshape(-1)[index] if flat else array[(*index, ...)] if index != (...,) else array
+    return array.reshape(-1)[index] if flat else array if ... in index else array[(*index, ...)]
 
 
 def _all(operations: list[Callable[[], Any]]) -> None:

@@ -13,7 +13,7 @@ from executor.backend import Backend, open_backend
 from executor.bind import Binder, Settings
 from executor.blas import one_thread
 from executor.buffers import Buffers, tensor_names
-from executor.data import Data, text_data
+from executor.data import ArrayData, Data, text_data
 from executor.driver import Driver
 from executor.marks import Marks
 from executor.measured import hidden_share, step_ends, timeline
@@ -121,7 +121,7 @@ def run(
     if check:
         program.check()
     device = open_backend(backend) if isinstance(backend, str) else backend
-    source = _data(program, data, seed) if device.has_arrays else None
+    source = _data(program, data, seed) if device.has_arrays else ArrayData({})
     with one_thread():
         machine = Machine(program, steps)
         buffers = Buffers(program, device)

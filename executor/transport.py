@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Protocol
 
 from executor.buffers import Region, as_slices
@@ -31,6 +32,10 @@ BLOCK = 1 << 16
 """Elements of an all-reduce done at a time, so that a reduced block is still in cache when it is copied to the other members."""
 
 
+Index = tuple[slice | EllipsisType, ...]
+"""A part of an array; without dims it is the array itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """Combine the `sources`, in order, and write the result to every one of `targets`; each is (member, index into that member's array).
@@ -38,8 +43,8 @@ class Move:
     `flat`: the indices are into the array seen as one dim.
     """
 
-    sources: tuple[tuple[int, tuple[slice, ...]], ...]
-    targets: tuple[tuple[int, tuple[slice, ...]], ...]
+    sources: tuple[tuple[int, Index], ...]
+    targets: tuple[tuple[int, Index], ...]
     flat: bool = False
 
 
@@ -69,7 +74,7 @@ def share(actor: Actor, members: Sequence[Actor], num_elements: int) -> tuple[Mo
     if actor.work.kind == "send":
         return ()
     if actor.work.kind == "recv":
-        return (Move(((0, (...,)),), ((1, (...,)),)),)  # type: ignore[arg-type]
+        return (Move(((0, (...,)),), ((1, (...,)),)),)
     sources = [_region(a, "src_region") for a in members]
     target = _region(actor, "dst_region")
     if actor.work.op == "all_reduce":

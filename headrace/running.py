@@ -87,7 +87,7 @@ def compare(program: Program, single: Program, steps: int, start: Mapping[str, A
     found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
     ours = theirs = dict(start)
     for _ in range(steps):
-        a, b = train.run(program, steps=1, **ours, **options), train.run(single, steps=1, **theirs, **options)
+        a, b = (train.run(p, steps=1, check=False, **state, **options) for p, state in ((program, ours), (single, theirs)))
         if a.interrupted or b.interrupted:
             raise KeyboardInterrupt
         here = verify.compare(a, b)

@@ -183,9 +183,10 @@ class _Factors:
         return tuple(self.size)
 
     def add(self, scope: Scope, table: Table) -> None:
-        order = sorted(range(len(scope)), key=scope.__getitem__)
-        key = tuple(scope[i] for i in order)
-        table = table.transpose(order)
+        key = scope
+        if len(scope) > 1 and list(scope) != sorted(scope):
+            order = sorted(range(len(scope)), key=scope.__getitem__)
+            key, table = tuple(scope[i] for i in order), table.transpose(order)
         known = self.tables.get(key)
         self.tables[key] = table if known is None else known + table
         for v in key:
@@ -467,12 +468,12 @@ def linear_program(graph: FactorGraph) -> Solution:
         return Solution((), math.inf, math.inf, True, "lp")
     if found.status != 0:
         raise PlanError(f"HiGHS could not solve the linear program of {len(program.cost)} columns: {found.message}")
-    marginals = program.marginals(found.x)
+    marginals = program.marginals(np.asarray(found.x))
     if all(m.max() > 1 - 1e-6 for m in marginals):
         states = tuple(int(m.argmax()) for m in marginals)
         return Solution(states, graph.cost(states), graph.cost(states), True, "lp")
     exact = integer_program(graph)
-    return Solution(exact.states, exact.cost, min(exact.cost, max(float(found.fun), exact.bound)), exact.exact, "milp")
+    return Solution(exact.states, exact.cost, min(exact.cost, max(float(found.fun or 0.0), exact.bound)), exact.exact, "milp")
 
 
 def integer_program(graph: FactorGraph) -> Solution:

@@ -17,7 +17,7 @@ from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
 from planner.elimination import FactorGraph, Solution
-from planner.facts import Facts
+from planner.facts import Facts, uneven_labels
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 
@@ -89,7 +89,7 @@ class Problem:
     # ---- variables -------------------------------------------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
-        uneven = self._uneven_dims()
+        labels, uneven = self._uneven()
         maxima = frozenset(t for n in self.graph.nodes for t in n.outputs if self.facts.node[n.name].op.maxes)
         for n in self.graph.nodes:
             for t in n.inputs:
@@ -97,7 +97,7 @@ class Problem:
                 if tensor.role == "param" and ("param", t) not in self.number:
                     made = self.tables.param(tensor, uneven.get(t, frozenset()), self.terms.optimizer)
                     self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
-            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima)
+            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
             self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
             for t in n.outputs:
                 if self.graph.consumers(t) or t in self.graph.outputs:
@@ -106,16 +106,13 @@ class Problem:
                     )  # fmt: skip
                     self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t))
 
-    def _uneven_dims(self) -> dict[str, frozenset[int]]:
-        """Dims of each tensor that some operator calls by a label that may split unevenly."""
-        found: dict[str, set[int]] = {}
-        for n in self.graph.nodes:
-            op = self.facts.node[n.name].op
-            for operand, t in zip((*op.inputs, *op.outputs), (*n.inputs, *n.outputs), strict=True):
-                for d, dim in enumerate(operand.dims):
-                    if len(dim) == 1 and dim[0] in self.space.uneven:
-                        found.setdefault(t, set()).add(d)
-        return {t: frozenset(dims) for t, dims in found.items()}
+    def _uneven(self) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
+        """Labels of nodes and dims of tensors that may split unevenly."""
+        key = ("uneven", id(self.facts), self.space.uneven)
+        if key not in self.tables.memo:
+            self.tables.memo[key] = (self.facts, uneven_labels(self.graph, self.facts, self.space.uneven))
+        found: tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]] = self.tables.memo[key][1]
+        return found
 
     def _variable(self, kind: str, thing: Node | Tensor, cls: Any, layer: int, limits: tuple[Limit, ...], given: Any) -> None:
         self.number[kind, thing.name] = len(self.choices)
@@ -226,13 +223,15 @@ class Problem:
         for i, u in enumerate(self._inputs(n.name)):
             places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
-                seconds = seconds + m * boxes.local_s[places] * (2 if again[i] else 1)
+                seconds = seconds + m * boxes.local_s[places]
                 kept = kept + boxes.nbytes[places] * (modes[0][i] == "input")
                 ins.append(None)
             else:
                 source, target = _ends(self.choices[u])
                 forward = m * boxes.cost[np.ix_(source, places)] * (2 if again[i] else 1)
-                backward = m * boxes.cost[np.ix_(cls.cots[i][rows], target)].T if self.facts.node[n.name].carries[i] else 0.0
+                backward: Table | float = 0.0
+                if self.facts.node[n.name].carries[i]:
+                    backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
                 ins.append(_consumer(boxes.nbytes, source, places, modes[0][i], forward, backward, charge))
         for j, u in enumerate(self._outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
@@ -268,14 +267,14 @@ class Problem:
         return found
 
     def param_alone(self, tensor: str) -> _Cost:
-        """Of a parameter: once a step, adding the gradients of uses and microbatches, and the price of what stays."""
+        """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self._num_gradients(tensor)
         key = ("param", id(choice), num_uses)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.grad[rows]] * max(0, num_uses * self.terms.num_microbatches - 1)
+            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
             self.made[key] = _Cost(cls.step_s[rows] + adding + self.terms.state_price * kept, kept)
         found: _Cost = self.made[key]
@@ -392,6 +391,15 @@ def _ends(choice: Choice) -> tuple[Index, Index]:
         return cls.value[choice.rows], cls.cotangent[choice.rows]
     assert isinstance(cls, ParamClass)
     return cls.held[choice.rows], cls.grad[choice.rows]
+
+
+def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
+    """[param state, node state]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
+    cls = choice.cls
+    if not isinstance(cls, ParamClass):
+        return 0.0
+    grad = cls.grad[choice.rows]
+    return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
 
 
 def _consumer(nbytes: Table, source: Index, places: Index, mode: str, forward: Table, backward: Table | float, charge: float) -> _Cost:

@@ -5,3 +5,10 @@
 `estimate` (closed forms and lower bounds).
 """
 
+from simulator.clusters import load_cluster
+from simulator.cost import CostModel, Runtime
+from simulator.engine import simulate
+from simulator.estimate import pipeline_lower_bound
+from simulator.memory import Ledger, ledger
+
+__all__ = ["CostModel", "Ledger", "Runtime", "ledger", "load_cluster", "pipeline_lower_bound", "simulate"]

@@ -134,6 +134,7 @@ class _Run:
     queue_of: list[int] = field(init=False)
     cores: Cores = field(init=False)
     links: Links = field(default_factory=Links)
+    pools: list[Cores | Links] = field(init=False)
     number: int = 0
 
     def __post_init__(self) -> None:
@@ -141,6 +142,7 @@ class _Run:
         self.head_s = [0.0] * len(self.machine.queues)
         self.queue_of = [self.machine.queue_index.get((a.rank, a.queue), -1) for a in self.program.actors]
         self.cores = Cores(self.prices.num_cores)
+        self.pools = [pool for pool, used in ((self.cores, any(self.prices.cores)), (self.links, any(self.prices.links))) if used]
 
     def run(self) -> tuple[Event, ...]:
         done: list[Event] = []
@@ -164,7 +166,7 @@ class _Run:
         """The next job to end and when; at equal times the heap first, then cores, then links."""
         now_s = self.heap[0][0] if self.heap else float("inf")
         pool: Cores | Links | None = None
-        for one in (self.cores, self.links):
+        for one in self.pools:
             if one.next_s() < now_s:
                 now_s, pool = one.next_s(), one
         return heapq.heappop(self.heap) if pool is None else (now_s, pool.pop())

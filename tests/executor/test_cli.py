@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,19 @@ def test_a_missing_gpu_is_told(saved, capsys):
     except ExecutionError:
         assert main([str(saved), "--backend", "cupy"]) == 1
         assert "found no GPU here" in capsys.readouterr().err
+
+
+def test_ctrl_c_gives_a_valid_partial_result_and_130(saved):
+    command = [sys.executable, "-m", "executor.cli", str(saved), "--steps", "10000000", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    result = json.loads(out)
+    assert result["interrupted"] is True
+    assert result["steps"] == len(result["loss"]) >= 3
+    assert "Traceback" not in err

@@ -189,3 +189,30 @@ def test_order_of_declaration_does_not_matter():
         assert is_live(program) == is_live(other)
         ours, theirs = perform(Machine(program, 2)), perform(Machine(other, 2), seed=1)
         assert sorted((program.actors[a].name, k, m) for a, k, m in ours) == sorted((other.actors[a].name, k, m) for a, k, m in theirs)
+
+
+def test_waits_for_names_all_that_another_queue_must_finish_first():
+    """Played with each action finished at its very start, an order of real completions that respects queues and `waits_for` is legal in the game.
+
+    The completions are drawn at random afterwards, as streams of a device would deliver them.
+    """
+    for seed in SEEDS[::4]:
+        program = random_program(seed)
+        if not is_live(program) or program.channels:
+            continue
+        machine, game, rng = Machine(program, steps=3), TokenGame(program, steps=3), random.Random(seed)
+        issued: dict[int, list[Action]] = {q: [] for q in range(len(machine.queues))}
+        ready = list(machine.startable)
+        while ready:
+            queue = ready.pop()
+            action = machine.start(queue)
+            issued[queue].append(action)
+            ready += machine.finish(action)
+        finished: set[Action] = set()
+        while any(issued.values()):
+            free = [q for q, actions in issued.items() if actions and finished.issuperset(machine.waits_for(actions[0]))]
+            queue = rng.choice(free)
+            game.start(machine.queues[queue])
+            game.finish(machine.queues[queue])
+            finished.add(issued[queue].pop(0))
+        assert machine.done
