@@ -354,11 +354,16 @@ def _lateness(net: Net, links: Iterable[tuple[int, int, int]]) -> list[int]:
 
 def _peak(net: Net, index: int, register: Register, moment: Sequence[int]) -> int:
     """Slots, taken in turn, that the items of one step occupy at most when groups fire at these moments."""
-    if net.producer[index] < 0 or not net.readers[index] or register.clock == "step":
-        return register.credits if register.initial else 1
+    producer = net.producer[index]
+    if producer < 0 or register.name in net.program.actors[producer].updates:
+        return register.credits
+    if not net.readers[index]:
+        return max(1, register.initial)
     opens = [moment[net.group[n]] for n in production(net, index)[0]]
     ends = [consumption(net, index, reader)[1] for reader in net.readers[index]]
     closes = [max(moment[net.group[nodes[p]]] for nodes in ends) for p in range(len(opens))]
+    if register.clock == "step":
+        return max(1, register.initial + (opens[0] < closes[0]))
     peak, oldest = 1, 0
     for p, opened in enumerate(opens):
         while oldest < p and closes[oldest] < opened:

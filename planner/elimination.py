@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import LinearConstraint, linprog, milp
+from scipy.sparse import coo_array
 
 from ir.errors import PlanError
 
@@ -183,9 +185,10 @@ class _Factors:
         return tuple(self.size)
 
     def add(self, scope: Scope, table: Table) -> None:
-        order = sorted(range(len(scope)), key=scope.__getitem__)
-        key = tuple(scope[i] for i in order)
-        table = table.transpose(order)
+        key = scope
+        if len(scope) > 1 and list(scope) != sorted(scope):
+            order = sorted(range(len(scope)), key=scope.__getitem__)
+            key, table = tuple(scope[i] for i in order), table.transpose(order)
         known = self.tables.get(key)
         self.tables[key] = table if known is None else known + table
         for v in key:
@@ -459,26 +462,22 @@ def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope
 
 def linear_program(graph: FactorGraph) -> Solution:
     """The LP over the local polytope; where its solution is not integral, the integer program with the LP's bound."""
-    from scipy.optimize import linprog
-
     program = _polytope(graph)
     found = linprog(program.cost, A_eq=program.rows, b_eq=program.rhs, bounds=(0, None), method="highs-ds")
     if found.status == 2:
         return Solution((), math.inf, math.inf, True, "lp")
     if found.status != 0:
         raise PlanError(f"HiGHS could not solve the linear program of {len(program.cost)} columns: {found.message}")
-    marginals = program.marginals(found.x)
+    marginals = program.marginals(np.asarray(found.x))
     if all(m.max() > 1 - 1e-6 for m in marginals):
         states = tuple(int(m.argmax()) for m in marginals)
         return Solution(states, graph.cost(states), graph.cost(states), True, "lp")
     exact = integer_program(graph)
-    return Solution(exact.states, exact.cost, min(exact.cost, max(float(found.fun), exact.bound)), exact.exact, "milp")
+    return Solution(exact.states, exact.cost, min(exact.cost, max(float(found.fun or 0.0), exact.bound)), exact.exact, "milp")
 
 
 def integer_program(graph: FactorGraph) -> Solution:
     """All rows and columns given to HiGHS's branch and bound: the slow twin of `solve`."""
-    from scipy.optimize import LinearConstraint, milp
-
     program = _polytope(graph)
     integral = np.zeros(len(program.cost), dtype=np.int64)
     integral[: sum(graph.num_states)] = 1
@@ -508,8 +507,6 @@ class _Polytope:
 
 def _polytope(graph: FactorGraph) -> _Polytope:
     """One column for every state and every finite entry of a pairwise table; a forbidden state has its marginal fixed at 0 by a row."""
-    from scipy.sparse import coo_array
-
     start = np.concatenate([[0], np.cumsum(graph.num_states)])
     num_columns = int(start[-1])
     unary = np.concatenate(graph.unary)

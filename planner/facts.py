@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from networkx.utils import UnionFind
+
 from ir.graph import Graph, Node
 from ir.op import Op
 from ir.ops import catalogue
@@ -57,6 +59,33 @@ def analyse(graph: Graph, recompute: Sequence[int] = ()) -> Facts:
     return Facts(nodes, frozenset(receives & requires & values), rerun, again, _saved(graph, nodes, layers, again))
 
 
+def uneven_labels(graph: Graph, facts: Facts, labels: frozenset[str]) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
+    """(labels of each node, dims of each tensor) that are, somewhere, one of `labels`: a head's `n` is the vocabulary because the loss calls it `v`.
+
+    Dims that one operator calls by one label are one dim of the model; a label that is part of a composite dim is none of them.
+    """
+    classes: UnionFind[tuple[str, ...]] = UnionFind()
+    marked: list[tuple[str, ...]] = []
+    for n in graph.nodes:
+        op = facts.node[n.name].op
+        for operand, t in zip((*op.inputs, *op.outputs), (*n.inputs, *n.outputs), strict=True):
+            for d, dim in enumerate(operand.dims):
+                if len(dim) == 1:
+                    classes.union((n.name, "label", dim[0]), (t, str(d)))
+                    if dim[0] in labels:
+                        marked.append((t, str(d)))
+    roots = {classes[m] for m in marked}
+    nodes: dict[str, set[str]] = {}
+    dims: dict[str, set[int]] = {}
+    for item in classes:
+        if classes[item] in roots:
+            if len(item) == 3:
+                nodes.setdefault(item[0], set()).add(item[2])
+            else:
+                dims.setdefault(item[0], set()).add(int(item[1]))
+    return {n: frozenset(found) for n, found in nodes.items()}, {t: frozenset(found) for t, found in dims.items()}
+
+
 def _requires(graph: Graph) -> set[str]:
     """Tensors that depend on a parameter through operators that have gradients."""
     found = {t.name for t in graph.params}
@@ -72,7 +101,9 @@ def _node_facts(op: Op, wanted: tuple[bool, ...]) -> NodeFacts:
     out_position = {o.name: i for i, o in enumerate(op.outputs)}
     cotangents = {"d" + name: name for name in out_position}
     carries = [False] * len(op.inputs)
-    run, ins, outs = [], set(), set()
+    run: list[Op] = []
+    ins: set[int] = set()
+    outs: set[int] = set()
     for name in op.grads if any(wanted) else ():
         grad = catalogue(name)
         targets = [position[o.name[1:]] for o in grad.outputs]
@@ -88,17 +119,17 @@ def _node_facts(op: Op, wanted: tuple[bool, ...]) -> NodeFacts:
 
 
 def _rerun(graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int]) -> frozenset[str]:
-    """Nodes of recomputed layers on whose outputs a gradient operator of the same layer depends."""
-    needed: set[str] = set()
+    """Nodes of recomputed layers on whose outputs a gradient operator of the same layer depends; what enters a layer is kept and asks for nothing."""
+    needed: set[tuple[int, str]] = set()
     found: set[str] = set()
     for n in reversed(graph.nodes):
         if n.layer not in layers:
             continue
         facts = nodes[n.name]
-        if facts.reads_outputs or any(t in needed for t in n.outputs):
+        if facts.reads_outputs or any((n.layer, t) in needed for t in n.outputs):
             found.add(n.name)
-            needed.update(n.inputs)
-        needed.update(n.inputs[i] for i in facts.reads_inputs)
+            needed.update((n.layer, t) for t in n.inputs)
+        needed.update((n.layer, n.inputs[i]) for i in facts.reads_inputs)
     return frozenset(found)
 
 

@@ -8,8 +8,8 @@ for is counted for each of them (a hub placed after the boxing avoids it).
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
 * Inputs and constants are read by every consumer as it wants them; loading costs a local copy.
 * A parameter: once a step grad -> state, update, state -> held; each microbatch held -> in (again in the backward where the gradient reads it: a boxed copy is
-  never kept) and cotangent -> grad.
-* A value that a gradient operator reads is kept from forward to backward, `in_flight` times: at its hub, or where the reader's placement differs from the hub, as
+  never kept) and cotangent -> grad, added there by a copy of its own unless the kernel writes where the gradient accumulates.
+* A value that a gradient operator reads is kept from forward to backward, `in_flight` times: at its hub, or where the placement of the reader differs, as
   the cheaper of the boxed copy and boxing again. A tensor with several readers pays its hub once; one with a single reader pays for what it keeps.
 * A recomputed layer keeps what enters it, and runs and boxes again what its gradients depend on.
 """
@@ -67,27 +67,26 @@ def price(
     return problem.placed(solve(problem.factor_graph(), problem.blocks()), start)
 
 
-def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, space: Space | None = None) -> Tables:
+def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
     """Tables to hand to several searches on one mesh with one pricing, whatever their graphs, prices and limits."""
     active = [k for k, n in enumerate(mesh_shape) if n > 1]
-    return Tables(pricing, tuple(axes[k] for k in active), tuple(mesh_shape[k] for k in active), (space or Space()).uneven)
+    return Tables(pricing, tuple(axes[k] for k in active), tuple(mesh_shape[k] for k in active))
 
 
 def _problem(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, terms: Terms, space: Space | None, tables: Tables | None,
     given: Given = ({}, {}, {}),
 ) -> Problem:  # fmt: skip
-    space = space or Space()
-    wanted = new_tables(axes, mesh_shape, pricing, space)
+    wanted = new_tables(axes, mesh_shape, pricing)
     if len(axes) != len(mesh_shape) or terms.num_microbatches < 1:
         raise PlanError(f"a mesh of axes {tuple(axes)} and shape {tuple(mesh_shape)} with {terms.num_microbatches} microbatches cannot be searched")
-    if tables is not None and (tables.axes, tables.mesh_shape, tables.uneven) != (wanted.axes, wanted.mesh_shape, wanted.uneven):
+    if tables is not None and (tables.axes, tables.mesh_shape) != (wanted.axes, wanted.mesh_shape):
         raise PlanError(f"tables of mesh {tables.axes} {tables.mesh_shape} were given for mesh {wanted.axes} {wanted.mesh_shape}")
     tables = wanted if tables is None else tables
     key = ("facts", id(graph), terms.recompute)
     if key not in tables.memo:
         tables.memo[key] = (graph, analyse(graph, terms.recompute))
-    return Problem(graph, tuple(axes), tuple(mesh_shape), tables, terms, space, tables.memo[key][1], given)
+    return Problem(graph, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
 
 
 __all__ = ["Placed", "new_tables", "price", "search"]

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ir.boxing import Link
 from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
 from planner.elimination import FactorGraph, Solution
-from planner.facts import Facts
+from planner.facts import Facts, uneven_labels
+from planner.pricing import axis_links
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 
@@ -27,7 +29,7 @@ class Placed:
     """The decisions in the words of a Plan, and what they cost.
 
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
-    cost without the price. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
+    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
     assignments. `method` as in `planner.elimination.Solution`. `seconds`: how long the search took.
     """
 
@@ -35,6 +37,7 @@ class Placed:
     hubs: Mapping[str, Hub]
     params: Mapping[str, ParamPlacement]
     reboxed: tuple[tuple[str, str], ...]
+    links: tuple[Link, ...]
     cost_s: float
     bound: float
     exact: bool
@@ -89,7 +92,7 @@ class Problem:
     # ---- variables -------------------------------------------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
-        uneven = self._uneven_dims()
+        labels, uneven = self._uneven()
         maxima = frozenset(t for n in self.graph.nodes for t in n.outputs if self.facts.node[n.name].op.maxes)
         for n in self.graph.nodes:
             for t in n.inputs:
@@ -97,7 +100,7 @@ class Problem:
                 if tensor.role == "param" and ("param", t) not in self.number:
                     made = self.tables.param(tensor, uneven.get(t, frozenset()), self.terms.optimizer)
                     self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
-            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima)
+            made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
             self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
             for t in n.outputs:
                 if self.graph.consumers(t) or t in self.graph.outputs:
@@ -106,16 +109,13 @@ class Problem:
                     )  # fmt: skip
                     self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t))
 
-    def _uneven_dims(self) -> dict[str, frozenset[int]]:
-        """Dims of each tensor that some operator calls by a label that may split unevenly."""
-        found: dict[str, set[int]] = {}
-        for n in self.graph.nodes:
-            op = self.facts.node[n.name].op
-            for operand, t in zip((*op.inputs, *op.outputs), (*n.inputs, *n.outputs), strict=True):
-                for d, dim in enumerate(operand.dims):
-                    if len(dim) == 1 and dim[0] in self.space.uneven:
-                        found.setdefault(t, set()).add(d)
-        return {t: frozenset(dims) for t, dims in found.items()}
+    def _uneven(self) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
+        """Labels of nodes and dims of tensors that may split unevenly."""
+        key = ("uneven", id(self.facts), self.space.uneven)
+        if key not in self.tables.memo:
+            self.tables.memo[key] = (self.facts, uneven_labels(self.graph, self.facts, self.space.uneven))
+        found: tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]] = self.tables.memo[key][1]
+        return found
 
     def _variable(self, kind: str, thing: Node | Tensor, cls: Any, layer: int, limits: tuple[Limit, ...], given: Any) -> None:
         self.number[kind, thing.name] = len(self.choices)
@@ -226,13 +226,15 @@ class Problem:
         for i, u in enumerate(self._inputs(n.name)):
             places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
-                seconds = seconds + m * boxes.local_s[places] * (2 if again[i] else 1)
+                seconds = seconds + m * boxes.local_s[places]
                 kept = kept + boxes.nbytes[places] * (modes[0][i] == "input")
                 ins.append(None)
             else:
                 source, target = _ends(self.choices[u])
                 forward = m * boxes.cost[np.ix_(source, places)] * (2 if again[i] else 1)
-                backward = m * boxes.cost[np.ix_(cls.cots[i][rows], target)].T if self.facts.node[n.name].carries[i] else 0.0
+                backward: Table | float = 0.0
+                if self.facts.node[n.name].carries[i]:
+                    backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
                 ins.append(_consumer(boxes.nbytes, source, places, modes[0][i], forward, backward, charge))
         for j, u in enumerate(self._outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
@@ -268,14 +270,14 @@ class Problem:
         return found
 
     def param_alone(self, tensor: str) -> _Cost:
-        """Of a parameter: once a step, adding the gradients of uses and microbatches, and the price of what stays."""
+        """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self._num_gradients(tensor)
         key = ("param", id(choice), num_uses)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.grad[rows]] * max(0, num_uses * self.terms.num_microbatches - 1)
+            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
             self.made[key] = _Cost(cls.step_s[rows] + adding + self.terms.state_price * kept, kept)
         found: _Cost = self.made[key]
@@ -324,9 +326,14 @@ class Problem:
         nbytes, priced, reboxed = self._memory(solution.states, at)
         space = sum(math.log10(len(c)) for c in self.choices)
         return Placed(
-            rules, hubs, params, reboxed, solution.cost, solution.bound, solution.exact, solution.cost - priced, nbytes, len(self.choices), space,
-            solution.method, time.perf_counter() - start,
+            rules, hubs, params, reboxed, self._links(), solution.cost, solution.bound, solution.exact, solution.cost - priced, nbytes,
+            len(self.choices), space, solution.method, time.perf_counter() - start,
         )  # fmt: skip
+
+    def _links(self) -> tuple[Link, ...]:
+        """What a collective costs on every axis, nothing where there is one rank."""
+        active = axis_links(self.tables.pricing, self.tables.axes, self.tables.mesh_shape)
+        return self._on_all_axes(active, (0.0, 0.0))
 
     def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
         given = iter(state)
@@ -392,6 +399,15 @@ def _ends(choice: Choice) -> tuple[Index, Index]:
         return cls.value[choice.rows], cls.cotangent[choice.rows]
     assert isinstance(cls, ParamClass)
     return cls.held[choice.rows], cls.grad[choice.rows]
+
+
+def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
+    """[param state, node state]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
+    cls = choice.cls
+    if not isinstance(cls, ParamClass):
+        return 0.0
+    grad = cls.grad[choice.rows]
+    return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
 
 
 def _consumer(nbytes: Table, source: Index, places: Index, mode: str, forward: Table, backward: Table | float, charge: float) -> _Cost:

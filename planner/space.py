@@ -66,8 +66,9 @@ def layout_space(
     params: list[Limit] = []
     batch_dim = {t: _dims_called(graph, n, ("b",))[j] for n in graph.nodes for j, t in enumerate(n.outputs)}
     if dp_axis in axes:
-        rules.append(Limit(lambda n: "b" in graph.op(n).labels, dp_axis, lambda rule: rule == Rule("split", "b")))
-        rules.append(Limit(lambda n: "b" not in graph.op(n).labels, dp_axis, lambda rule: rule.kind in ("B", "B~P")))
+        has_batch = {n.name: "b" in graph.op(n).labels for n in graph.nodes}
+        rules.append(Limit(lambda n: has_batch[n.name], dp_axis, lambda rule: rule == Rule("split", "b")))
+        rules.append(Limit(lambda n: not has_batch[n.name], dp_axis, lambda rule: rule.kind in ("B", "B~P")))
         hubs.append(Limit(lambda t: bool(batch_dim[t.name]), dp_axis, lambda pair: pair[0].is_split and pair[0].dim == 0))
         if zero is not None:
             params.append(Limit("*", dp_axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)))

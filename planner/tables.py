@@ -153,8 +153,8 @@ class ParamClass:
 
     def grads(self, num_uses: int) -> Table:
         """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
-        return num_uses * self.wide.nbytes[self.grad] + total
+        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        return total + num_uses * self.wide.nbytes[self.grad]
 
 
 AnyClass = NodeClass | HubClass | ParamClass
@@ -181,7 +181,6 @@ class Tables:
     pricing: Pricing
     axes: tuple[str, ...]
     mesh_shape: tuple[int, ...]
-    uneven: frozenset[str]
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def boxes(self, tensor: Tensor, has_max: bool = False) -> Boxes:
@@ -193,23 +192,24 @@ class Tables:
 
     # ---- nodes -----------------------------------------------------------------------------------------------------------------------------------
 
-    def node(self, node: Node, facts: NodeFacts, tensors: Mapping[str, Tensor], maxima: frozenset[str]) -> NodeClass:
-        """The class of a node; `maxima` are the tensors that may be P(max)."""
+    def node(self, node: Node, facts: NodeFacts, tensors: Mapping[str, Tensor], maxima: frozenset[str], uneven: frozenset[str]) -> NodeClass:
+        """The class of a node; `maxima` are the tensors that may be P(max), `uneven` the labels that need not divide."""
         ins, outs = [tensors[t] for t in node.inputs], [tensors[t] for t in node.outputs]
         attrs = tuple((k, repr(v)) for k, v in node.attrs.items() if k != "salt")
         peaks = tuple(t.name in maxima for t in (*ins, *outs))
-        key = ("node", node.op, tuple((t.shape, t.dtype) for t in (*ins, *outs)), peaks, attrs, facts.carries)
+        key = ("node", node.op, tuple((t.shape, t.dtype) for t in (*ins, *outs)), peaks, attrs, facts.carries, uneven)
         if key not in self.memo:
-            self.memo[key] = self._node(node, facts, ins, outs, peaks)
+            self.memo[key] = self._node(node, facts, ins, outs, peaks, uneven)
         found: NodeClass = self.memo[key]
         return found
 
-    def _node(self, node: Node, facts: NodeFacts, ins: Sequence[Tensor], outs: Sequence[Tensor], peaks: Sequence[bool]) -> NodeClass:
+    def _node(
+        self, node: Node, facts: NodeFacts, ins: Sequence[Tensor], outs: Sequence[Tensor], peaks: Sequence[bool], uneven: frozenset[str]
+    ) -> NodeClass:  # fmt: skip
         op = facts.op
         sizes = op.bind([t.shape for t in ins], node.attrs, node.name)
-        states = tuple(
-            nd for nd in itertools.product(*(self._rules(facts, sizes, n) for n in self.mesh_shape)) if self._fits(op, sizes, _cuts(nd, self.mesh_shape))
-        )
+        on_axes = [_rules(facts, sizes, n, uneven) for n in self.mesh_shape]
+        states = tuple(nd for nd in itertools.product(*on_axes) if _fits(op, sizes, _cuts(nd, self.mesh_shape), uneven))
         dtype = next((t.dtype for t in (*ins, *outs) if not t.dtype.startswith("int")), outs[0].dtype)
         seconds = self._seconds(node, facts, sizes, states, dtype)
         boxes = tuple(self.boxes(t, peak) for t, peak in zip((*ins, *outs), peaks, strict=True))
@@ -223,26 +223,8 @@ class Tables:
             facts, states, *seconds, boxes_in, boxes_out, side(boxes_in, 0, 0), side(boxes_out, 0, 1), side(boxes_in, 1, 0), side(boxes_out, 1, 1),
         )  # fmt: skip
 
-    def _rules(self, facts: NodeFacts, sizes: Mapping[str, int], parts: int) -> tuple[Rule, ...]:
-        """Rules legal on one axis, judged on its own, for the operator and for every gradient operator that runs."""
-        op = facts.op
-        grad_rules = [(g, frozenset(g.rules())) for g in facts.grads]
-        found = []
-        for rule in op.rules():
-            if rule.kind == "B~P" and not facts.grads:
-                continue
-            if rule.kind == "split" and not self._fits(op, sizes, {rule.on: parts}):
-                continue
-            if all(op.grad_rule(rule, g) in rules for g, rules in grad_rules):
-                found.append(rule)
-        return tuple(found)
-
-    def _fits(self, op: Op, sizes: Mapping[str, int], cuts: Mapping[str, int]) -> bool:
-        """Whether labels may be cut into these numbers of parts: evenly, or unevenly where that is allowed and leaves no part empty."""
-        return all(sizes[label] % parts == 0 or (label in self.uneven and not op.must_divide(label) and sizes[label] >= parts) for label, parts in cuts.items())
-
     def _seconds(self, node: Node, facts: NodeFacts, sizes: Mapping[str, int], states: Sequence[tuple[Rule, ...]], dtype: str) -> tuple[Table, Table]:
-        """Forward and backward seconds by state; states with equal local sizes are priced once."""
+        """Forward and backward seconds by state; states with equal local sizes are priced once, and a kernel that only copies is left out of a Program."""
         known: dict[tuple[int, ...], tuple[float, float]] = {}
         width = DTYPE_BYTES[dtype]
         out = np.empty((2, len(states)))
@@ -253,10 +235,10 @@ class Tables:
                     local[rule.on] = -(-local[rule.on] // parts)
             key = tuple(local.values())
             if key not in known:
-                known[key] = (
-                    self.pricing.compute_s(node.op, dtype, *work_of(facts.op, local, node.attrs, width)),
-                    sum(self.pricing.compute_s(g.name, dtype, *work_of(g, local, node.attrs, width)) for g in facts.grads),
+                forward, *backward = (
+                    0.0 if op.copies else self.pricing.compute_s(op.name, dtype, *work_of(op, local, node.attrs, width)) for op in (facts.op, *facts.grads)
                 )
+                known[key] = (forward, sum(backward))
             out[:, i] = known[key]
         return out[0], out[1]
 
@@ -328,6 +310,26 @@ class Tables:
                 seconds += self.pricing.compute_s("cast", state_dtype(dtype), *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
             out.append(seconds)
         return np.array(out)
+
+
+def _rules(facts: NodeFacts, sizes: Mapping[str, int], parts: int, uneven: frozenset[str]) -> tuple[Rule, ...]:
+    """Rules legal on one axis, judged on its own, for the operator and for every gradient operator that runs."""
+    op = facts.op
+    grad_rules = [(g, frozenset(g.rules())) for g in facts.grads]
+    found = []
+    for rule in op.rules():
+        if rule.kind == "B~P" and not facts.grads:
+            continue
+        if rule.kind == "split" and not _fits(op, sizes, {rule.on: parts}, uneven):
+            continue
+        if all(op.grad_rule(rule, g) in rules for g, rules in grad_rules):
+            found.append(rule)
+    return tuple(found)
+
+
+def _fits(op: Op, sizes: Mapping[str, int], cuts: Mapping[str, int], uneven: frozenset[str]) -> bool:
+    """Whether labels may be cut into these numbers of parts: evenly, or unevenly where that is allowed and leaves no part empty."""
+    return all(sizes[label] % parts == 0 or (label in uneven and not op.must_divide(label) and sizes[label] >= parts) for label, parts in cuts.items())
 
 
 def _cuts(nd: Sequence[Rule], mesh_shape: Sequence[int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from ir.graph import Builder, Graph
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """Latency and bandwidth by axis, one rate for products, one for memory; ring collectives."""
+    """Latency and bandwidth of links, a tenth on `slow` axes; one rate for products, one for memory; rings, an all-reduce being `all_reduce_rounds` of them."""
 
     sizes: dict[str, int]
     latency_s: float = 5e-6
@@ -18,6 +18,7 @@ class AlphaBeta:
     flops_per_s: float = 400e12
     memory_bytes_per_s: float = 2e12
     launch_s: float = 3e-6
+    all_reduce_rounds: float = 2.0
 
     def compute_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         return max(flops / self.flops_per_s, nbytes / self.memory_bytes_per_s) + self.launch_s
@@ -25,9 +26,8 @@ class AlphaBeta:
     def collective_s(self, kind: str, nbytes: float, axis: str) -> float:
         n = self.sizes[axis]
         rate = self.bytes_per_s / (10 if axis in self.slow else 1)
-        rounds = 2 if kind == "all_reduce" else 1
-        moved = nbytes * (n - 1) / n / (n if kind == "all_to_all" else 1) * (n if kind == "all_to_all" else 1)
-        return rounds * (self.latency_s * (n - 1) + moved / rate)
+        rounds = self.all_reduce_rounds if kind == "all_reduce" else 1.0
+        return rounds * (self.latency_s * (n - 1) + nbytes * (n - 1) / n / rate)
 
     def local_s(self, nbytes: float) -> float:
         return nbytes / self.memory_bytes_per_s + self.launch_s
