@@ -118,9 +118,15 @@ class Graph:
         """The operator of a node, with `...` written out for the operands it has here."""
         return catalogue(node.op).for_ranks([len(self.tensors[t].shape) for t in node.inputs])
 
-    def sizes(self, node: Node) -> dict[str, int]:
+    def sizes(self, node: Node) -> Mapping[str, int]:
         """The global size of every label of the node's operator."""
-        return self.op(node).bind([self.tensors[t].shape for t in node.inputs], node.attrs, node.name)
+        if node.name not in self._sizes:
+            self._sizes[node.name] = self.op(node).bind([self.tensors[t].shape for t in node.inputs], node.attrs, node.name)
+        return self._sizes[node.name]
+
+    @cached_property
+    def _sizes(self) -> dict[str, Mapping[str, int]]:
+        return {}
 
     @property
     def params(self) -> tuple[Tensor, ...]:
@@ -173,22 +179,22 @@ class Graph:
             names.add(n.name)
             if n.phase not in PHASES:
                 raise GraphError(f"node `{n.name}`: phase `{n.phase}` is none of {', '.join(PHASES)}")
-            for t in n.inputs:
-                if t not in written:
-                    raise GraphError(f"node `{n.name}` reads `{t}` before anything has written it")
+            for name in n.inputs:
+                if name not in written:
+                    raise GraphError(f"node `{n.name}` reads `{name}` before anything has written it")
             shapes = self.op(n).outputs
             sizes = self.sizes(n)
             if len(shapes) != len(n.outputs):
                 raise GraphError(f"node `{n.name}`: {self.op(n).sentence} gives {len(shapes)} outputs, {len(n.outputs)} are named")
-            for operand, t in zip(shapes, n.outputs, strict=True):
-                if t in written:
-                    raise GraphError(f"node `{n.name}` writes `{t}`, which is written already")
-                if self.tensors[t].shape != operand.shape(sizes):
-                    raise GraphError(f"node `{n.name}`: `{t}` has shape {self.tensors[t].shape}, {operand!r} says {operand.shape(sizes)}")
-                written.add(t)
-        for t in self.outputs:
-            if t not in written:
-                raise GraphError(f"output `{t}` is written by no node")
+            for operand, name in zip(shapes, n.outputs, strict=True):
+                if name in written:
+                    raise GraphError(f"node `{n.name}` writes `{name}`, which is written already")
+                if self.tensors[name].shape != operand.shape(sizes):
+                    raise GraphError(f"node `{n.name}`: `{name}` has shape {self.tensors[name].shape}, {operand!r} says {operand.shape(sizes)}")
+                written.add(name)
+        for name in self.outputs:
+            if name not in written:
+                raise GraphError(f"output `{name}` is written by no node")
         return self
 
     # ---- text --------------------------------------------------------------------------------------------------------------------------------------

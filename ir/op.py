@@ -8,20 +8,24 @@ On one mesh axis an operator follows one `Rule`:
 
 * `B`: all operands and outputs are B.
 * `split L`: operands that have the label L are split on it, others are B; outputs that have it are split, outputs that lost it are P.
-* `linear G`: the operands of a group in which the operator is jointly linear are P, others B, outputs P.
+* `linear G`: the operands of a group in which the operator is jointly linear are P, others B; outputs that depend on the group are P, others B.
 * `B~P`: forward as `B`; in the backward a P cotangent passes through, since every backward is linear in its cotangent.
 
-The nd signature is one rule for each axis. Gradient operators are operators of the catalogue like any other: their operands carry the names of the forward
-operands, `dy` is the cotangent of output `y`, and so the rule of a gradient operator follows from the rule of its forward operator.
+The nd signature is one rule for each axis. No operator has more signatures than these (`tests/ir/test_operator_oracle.py` tries them all), save by what
+holds in general: P(max) is only ever an output, whoever reads it gets it boxed; equal copies are B, though they are a P(max) as well; integers are never P;
+inside a composite dim only the outermost label can be split.
+
+Gradient operators are operators of the catalogue like any other: their operands carry the names of the forward operands, `dy` is the cotangent of output `y`,
+and so the rule of a gradient operator follows from the rule of its forward operator.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ir.errors import GraphError
@@ -91,6 +95,7 @@ class Context:
 
     `sizes` are the local sizes of the labels, `total` their sizes over all ranks, `at` the offset of the local shard for each label (0 where absent).
     `at["b"]` counts samples of the whole step, so random numbers and positions do not depend on the plan.
+    `lr` is the learning rate of this step; None: the operator's attribute.
     """
 
     xp: Any
@@ -100,11 +105,19 @@ class Context:
     at: Sizes
     seed: int = 0
     step: int = 0
-    lr: float = 0.0
+    lr: float | None = None
 
 
 Kernel = Callable[..., None]
-"""`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given."""
+"""`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given. All arrays are C-contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Operands in which an operator is jointly linear, and the outputs that depend on them: P in gives P out, every other output stays B."""
+
+    operands: frozenset[str]
+    outputs: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +127,8 @@ class Op:
     `sums` and `maxes`: labels that vanish as a sum, as a maximum. `whole`: labels that may not be split. `linear`: groups of operands in which the operator
     is jointly linear. `stop`: operands and outputs without a cotangent. `grads`: names of the gradient operators. `flops(sizes, attrs)`: floating point
     operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
+    `copies`: the output is the input unchanged, so that whoever needs it may read the input.
+    `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
     """
 
     name: str
@@ -123,13 +138,15 @@ class Op:
     sums: frozenset[str] = frozenset()
     maxes: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
-    linear: tuple[frozenset[str], ...] = ()
+    linear: tuple[Linear, ...] = ()
     stop: frozenset[str] = frozenset()
     grads: tuple[str, ...] = ()
     flops: Callable[[Sizes, Attrs], float] | None = None
     forms: Mapping[str, str] = field(default_factory=dict)
     is_contraction: bool = False
     random: bool = False
+    copies: bool = False
+    gathered: frozenset[str] = frozenset()
 
     @property
     def sentence(self) -> str:
@@ -141,7 +158,7 @@ class Op:
     def operand(self, name: str) -> Operand:
         return next(o for o in (*self.inputs, *self.outputs) if o.name == name)
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label, in order of first appearance."""
         return tuple(dict.fromkeys(label for o in (*self.inputs, *self.outputs) for label in o.labels))
@@ -183,9 +200,18 @@ class Op:
     def rules(self) -> tuple[Rule, ...]:
         """Every rule this operator may follow on one mesh axis, whatever the sizes."""
         splits = tuple(Rule("split", label) for label in self.labels if self._splittable(label))
-        groups = tuple(Rule("linear", "+".join(o.name for o in self.inputs if o.name in group)) for group in self.linear)
+        groups = tuple(Rule("linear", self._joined(group.operands)) for group in self.linear)
         through = (PASS_P,) if self.grads else ()
         return (ALL_B, *splits, *groups, *through)
+
+    def _joined(self, names: Collection[str]) -> str:
+        return "+".join(o.name for o in self.inputs if o.name in names)
+
+    def _linear(self, on: str) -> Linear:
+        found = next((group for group in self.linear if self._joined(group.operands) == on), None)
+        if found is None:
+            raise GraphError(f"{self.sentence} has no rule `linear {on}`; it has {', '.join(map(repr, self.rules()))}")
+        return found
 
     def _splittable(self, label: str) -> bool:
         if label in self.whole:
@@ -206,8 +232,9 @@ class Op:
             ins = tuple(_split(o, rule.on, B) for o in self.inputs)
             return ins, tuple(_split(o, rule.on, P_MAX if rule.on in self.maxes else P) for o in self.outputs)
         if rule.kind == "linear":
-            group = rule.on.split("+")
-            return tuple(P if o.name in group else B for o in self.inputs), (P,) * len(self.outputs)
+            group = self._linear(rule.on)
+            ins = tuple(P if o.name in group.operands else B for o in self.inputs)
+            return ins, tuple(P if o.name in group.outputs else B for o in self.outputs)
         return (B,) * len(self.inputs), (B,) * len(self.outputs)
 
     def cotangents(self, rule: Rule) -> tuple[tuple[Sbp, ...], tuple[Sbp, ...]]:
@@ -221,13 +248,18 @@ class Op:
         return tuple(s if s.is_split else (B if s.is_partial else for_b) for s in ins), need
 
     def grad_rule(self, rule: Rule, grad: Op) -> Rule:
-        """The rule that the gradient operator `grad` of this operator follows on an axis where this one follows `rule`."""
+        """The rule that the gradient operator `grad` of this operator follows on an axis where this one follows `rule`.
+
+        Under `linear` what the gradient reads of the forward's operands and outputs is P where the forward had it P.
+        """
         names = [o.name for o in grad.inputs]
         if rule.kind == "B~P":
             own = {"d" + o.name for o in self.outputs}
             return Rule("linear", "+".join(n for n in names if n in own))
         if rule.kind == "linear":
-            read = [n for n in names if n in rule.on.split("+")]
+            ins, outs = self.placements(rule)
+            partial = {o.name for o, s in zip((*self.inputs, *self.outputs), (*ins, *outs), strict=True) if s.is_partial}
+            read = [n for n in names if n in partial]
             return Rule("linear", "+".join(read)) if read else ALL_B
         if rule.kind == "split" and rule.on not in grad.labels:
             return ALL_B
@@ -242,8 +274,21 @@ class Op:
         return float(sum(math.prod(o.shape(sizes)) for o in self.outputs))
 
     def elements_of(self, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Elements of every input and of every output on these label sizes."""
-        return tuple(math.prod(o.shape(sizes)) for o in self.inputs), tuple(math.prod(o.shape(sizes)) for o in self.outputs)
+        """Elements read of every input and written of every output on these label sizes."""
+        outs = tuple(math.prod(o.shape(sizes)) for o in self.outputs)
+        ins = tuple(math.prod(o.shape(sizes)) for o in self.inputs)
+        return tuple(min(n, outs[0]) if o.name in self.gathered else n for o, n in zip(self.inputs, ins, strict=True)), outs
+
+    def gemm_of(self, sizes: Sizes) -> tuple[int, ...]:
+        """(batch, m, n, k) of a contraction on these label sizes, m the labels of the first operand alone, n those of the second; else ()."""
+        if not self.is_contraction:
+            return ()
+        a, b, out = (set(o.labels) for o in (*self.inputs, *self.outputs))
+
+        def size(labels: set[str]) -> int:
+            return math.prod(sizes[label] for label in self.labels if label in labels)
+
+        return size(a & b & out), size((a & out) - b), size((b & out) - a), size((a & b) - out)
 
 
 def _split(operand: Operand, label: str, otherwise: Sbp) -> Sbp:
@@ -327,19 +372,27 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
+    gathered: str = "", copies: bool = False,
 ) -> Op:  # fmt: skip
-    """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels."""
+    """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
+
+    A linear group that does not reach every output names those that it reaches: `"v -> out"`.
+    """
     name, ins, outs = parse_sentence(sentence)
-    groups = tuple(frozenset(group.split()) for group in linear)
+    groups = tuple(_linear_group(group, outs) for group in linear)
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
-        tuple(grads), flops, dict(forms or {}), random=random,
+        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies,
     )  # fmt: skip
-    known = {o.name for o in ins}
-    unknown = [n for group in groups for n in group if n not in known]
+    unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:
         raise GraphError(f"{made.sentence}: linear in {unknown}, which are no operands")
     return made
+
+
+def _linear_group(text: str, outs: tuple[Operand, ...]) -> Linear:
+    operands, arrow, reached = text.partition("->")
+    return Linear(frozenset(operands.split()), frozenset(reached.split()) if arrow else frozenset(o.name for o in outs))
 
 
 def contraction(sentence: str, contract: Callable[[Op], Kernel]) -> tuple[Op, ...]:
@@ -359,7 +412,7 @@ def contraction(sentence: str, contract: Callable[[Op], Kernel]) -> tuple[Op, ..
 def _contraction(name: str, ins: tuple[Operand, Operand], out: Operand, contract: Callable[[Op], Kernel], grads: tuple[str, ...] = ()) -> Op:
     labels = {label for o in ins for label in o.labels}
     draft = Op(
-        name, ins, (out,), kernel=_unmade, sums=frozenset(labels - set(out.labels)), linear=(frozenset({ins[0].name}), frozenset({ins[1].name})),
+        name, ins, (out,), kernel=_unmade, sums=frozenset(labels - set(out.labels)), linear=tuple(_linear_group(o.name, (out,)) for o in ins),
         grads=grads, flops=_multiply_adds, is_contraction=True,
     )  # fmt: skip
     return replace(draft, kernel=contract(draft))

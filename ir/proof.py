@@ -77,7 +77,8 @@ def _check_actor(program: Program, a: Actor) -> None:
     for what, value in (("flops", a.work.flops), ("nbytes", a.work.nbytes)):
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise ProgramError(f"actor `{a.name}` has work of {value!r} {what}; give a finite number, 0 or more")
-    if a.work.kind in ("collective", "send", "recv") and not a.channel:
+    alone = not set(program.ranks).issuperset(a.work.group)  # its partners are represented, not present
+    if a.work.kind in ("collective", "send", "recv") and not a.channel and not alone:
         raise ProgramError(f"actor `{a.name}` is a {a.work.kind} without channel; name the channel that it shares with its partners")
     produced = (*a.writes, *a.updates)
     if len(set(produced)) < len(produced) or set(produced) & set(a.reads):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ir.errors import InputError
+
 GIB = float(1 << 30)
 
 DTYPE_BYTES: dict[str, int] = {
@@ -22,8 +24,6 @@ def dtype_name(text: str) -> str:
     >>> dtype_name("bf16")
     'bfloat16'
     """
-    from ir.errors import InputError
-
     name = DTYPE_ALIASES.get(text, text)
     if name not in DTYPE_BYTES:
         raise InputError(f"dtype `{text}` is not known; known are {', '.join(sorted(DTYPE_BYTES))} and {', '.join(sorted(DTYPE_ALIASES))}")

@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from ir.errors import GraphError
 from ir.op import Op
-from ir.ops import algebra, attention, elementwise, embedding, loss, norms, optimizer
+from ir.ops import algebra, attention, boxing, elementwise, embedding, loss, norms, optimizer
 
-CATALOGUE: Mapping[str, Op] = {op.name: op for module in (algebra, elementwise, norms, attention, embedding, loss, optimizer) for op in module.OPS}
+CATALOGUE: Mapping[str, Op] = {op.name: op for module in (algebra, elementwise, norms, attention, embedding, loss, optimizer, boxing) for op in module.OPS}
 
 
 def catalogue(name: str) -> Op:
     """The operator of this name; GraphError with near names where there is none."""
     found = CATALOGUE.get(name)
     if found is None:
-        import difflib
 
         near = difflib.get_close_matches(name, CATALOGUE, n=3)
         raise GraphError(f"no operator `{name}` in the catalogue" + (f"; near: {', '.join(near)}" if near else ""))

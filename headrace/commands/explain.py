@@ -1,0 +1,21 @@
+"""`headrace explain`: what binds a plan, and why another layout loses."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from headrace import planning
+from headrace.answer import Answer
+from headrace.documents import SCHEMA_VERSION
+from headrace.progress import Progress
+
+
+def answer(args: Namespace, progress: Progress) -> Answer:
+    plan = planning.read_plan(args.plan)
+    progress(f"explaining the plan of {plan.model}")
+    found = planning.explain(plan, why_not=args.why_not)
+    document = {
+        "schema_version": SCHEMA_VERSION, "kind": "explanation", "model": {"name": plan.model, "fingerprint": plan.model_fingerprint},
+        "cluster": {"name": plan.cluster, "fingerprint": plan.cluster_fingerprint}, **found.document,
+    }  # fmt: skip
+    return Answer(document, (str(found),))

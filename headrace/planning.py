@@ -1,0 +1,164 @@
+"""The verbs before a run: load a model, load a cluster, plan, lower, simulate, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.documents import read_kind
+from headrace.local import local_cluster
+from headrace.prediction import Prediction
+from ir.cluster import Cluster
+from ir.errors import ClusterError, InputError, PlanError
+from ir.plan import Plan
+from ir.program import Program
+from planner import explain as planner_explain
+from planner import frontends, search
+from planner import lower as planner_lower
+from planner.frontends.model import Model
+from planner.single import single_device
+from simulator import clusters
+from simulator.cost import CostModel
+from simulator.engine import simulate as simulate_program
+from simulator.memory import ledger
+
+Progress = Callable[..., None]
+DEFAULT_BATCH_PER_DEVICE = 8
+
+
+def _silent(*_: Any) -> None:
+    pass
+
+
+def load(name: str, **overrides: Any) -> Model:
+    """A model by zoo name, or from a Hugging Face `config.json` or its folder; `overrides` change single sizes, such as `num_layers=4`.
+
+    Raises InputError when there is no such model, or its config cannot be used.
+    """
+    return frontends.load(name, **overrides)
+
+
+def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
+    """A cluster: `local`, a shorthand such as `4x8xH100-SXM`, a machine's name, or the path of a cluster JSON.
+
+    `local` is measured on first use, which takes up to 30 s. Raises InputError or ClusterError.
+    """
+    return clusters.load_cluster(text, local=lambda: local_cluster(progress))
+
+
+def plan(
+    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, optimizer: str = "adamw",
+    top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
+) -> search.Result:  # fmt: skip
+    """The best ways to train `model` on `cluster`, fastest first: `.plans`, each with `.layout` and `.predicted`.
+
+    `batch` in sequences (8 a device), `seq` in tokens (the model's longest), `dtype` (bfloat16; float32 on a machine without it). `fix` says what every plan
+    must keep, `{"tp": 2}`. Raises PlanError for what is illegal, DoesNotFit when nothing fits.
+    """
+    graph_of, devices = _model(model), _cluster(cluster, progress)
+    found = search.plan(
+        graph_of, devices,
+        batch=batch if batch is not None else DEFAULT_BATCH_PER_DEVICE * devices.num_devices,
+        seq=seq if seq is not None else graph_of.max_seq,
+        dtype=dtype if dtype is not None else default_dtype(devices),
+        optimizer=optimizer, top=top, fix=dict(fix or {}), memory_fraction=memory_fraction, budget_s=budget_s, progress=progress,
+    )  # fmt: skip
+    named = cluster_reference(cluster) if isinstance(cluster, str) else devices.name
+    return replace(found, plans=tuple(replace(p, cluster=named) for p in found.plans))
+
+
+def lower(plan: Plan | str | Path, model: Model | None = None) -> Program:
+    """The program of a plan or of a plan's file; the model is loaded again by the name that the plan holds, unless it is given.
+
+    Raises PlanError when the model is not the one that the plan was made for.
+    """
+    made = read_plan(plan)
+    return planner_lower.lower(model_of(made, model), made)
+
+
+def lower_single(plan: Plan | str | Path, model: Model | None = None) -> Program:
+    """The program that trains the same model on one device, as what a plan must compute the same as."""
+    made = read_plan(plan)
+    whole = model_of(made, model)
+    # one device has no cluster to be planned for: the plan's name of it is carried over
+    alone = single_device(
+        whole, Cluster(made.cluster, (), ()), batch=made.batch, seq=made.seq, dtype=made.dtype, optimizer=made.optimizer, num_microbatches=made.num_microbatches
+    )
+    return planner_lower.lower(whole, alone)
+
+
+def simulate(plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 2) -> Prediction:
+    """What a plan will do on a cluster (the one that it was made for): timeline, memory ledger, step time.
+
+    Raises ClusterError when the cluster is another one than the plan's and has too few devices.
+    """
+    made = read_plan(plan)
+    devices = cluster_of(made, cluster)
+    whole = model_of(made, model)
+    program = planner_lower.lower(whole, made)
+    timeline = simulate_program(program, CostModel(devices), steps=steps)
+    return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
+
+
+def explain(plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None) -> Any:
+    """What binds a plan, what it costs, and why another layout, `why_not={"tp": 8}`, would be slower, larger or illegal."""
+    made = read_plan(plan)
+    return planner_explain.explain(model_of(made, model), cluster_of(made, cluster), made, why_not=dict(why_not) if why_not else None)
+
+
+# ---- what a plan refers to -------------------------------------------------------------------------------------------------------------------------
+
+
+def read_plan(plan: Plan | str | Path) -> Plan:
+    return plan if isinstance(plan, Plan) else Plan.from_json(read_kind(plan, "plan"))
+
+
+def cluster_reference(text: str) -> str:
+    """What a plan calls its cluster, so that it is found again: the whole path of a document, or the name as it was given."""
+    return str(Path(text).resolve()) if Path(text).is_file() else text
+
+
+def model_of(plan: Plan, model: Model | None = None) -> Model:
+    """The model of a plan, proved to be the one it was made for."""
+    if model is None:
+        path = Path(plan.model.partition("[")[0])
+        if path.is_absolute() and not path.exists():
+            raise PlanError(f"the plan is for the model in `{path}`, which is not there any more: put the config back, or plan again")
+        model = load(plan.model)
+    if model.fingerprint != plan.model_fingerprint:
+        raise PlanError(
+            f"the plan is for another model: it was made for `{plan.model}` with fingerprint {plan.model_fingerprint}, "
+            f"`{model.name}` has {model.fingerprint}; plan again"
+        )
+    return model
+
+
+def cluster_of(plan: Plan, cluster: Cluster | str | None = None) -> Cluster:
+    """The cluster to look at a plan on: the given one if it has the devices, else the one that the plan names if it is still the same."""
+    found = _cluster(plan.cluster if cluster is None else cluster, _silent)
+    if found.num_devices < plan.num_ranks:
+        raise ClusterError(f"the plan needs {plan.num_ranks} devices; cluster `{found.name}` has {found.num_devices}: plan for it again")
+    if cluster is None and found.fingerprint != plan.cluster_fingerprint:
+        raise PlanError(
+            f"the plan is for cluster `{plan.cluster}` with fingerprint {plan.cluster_fingerprint}, which is now {found.fingerprint} "
+            f"(measured again, or another release): plan again, or name the cluster"
+        )
+    return found
+
+
+def default_dtype(cluster: Cluster) -> str:
+    """bfloat16 where every device has it, else float32."""
+    return "bfloat16" if all("bfloat16" in d.flops_per_s for d in cluster.devices) else "float32"
+
+
+def _model(model: Model | str) -> Model:
+    return load(model) if isinstance(model, str) else model
+
+
+def _cluster(cluster: Cluster | str, progress: Progress) -> Cluster:
+    return load_cluster(cluster, progress) if isinstance(cluster, str) else cluster
+
+
+__all__ = ["InputError", "explain", "load", "load_cluster", "lower", "plan", "simulate"]

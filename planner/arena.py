@@ -1,0 +1,106 @@
+"""Registers with disjoint lives share memory.
+
+A compute queue runs its firings one after another, so lives can be told in positions of that queue. A value that a communication queue writes is taken to live
+from the last compute firing that the communication waits for; one that it reads, until the first compute firing that waits for it. What no compute firing
+bounds on both sides (a transfer that runs ahead), what is kept from the forward to the backward and what is held for a step has memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ir.program import Actor, Program, Register
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and the width that vector units load."""
+
+
+class Life(NamedTuple):
+    """First and last position on the compute queue, both included."""
+
+    start: int
+    end: int
+
+
+def share(program: Program) -> Program:
+    """The same program with `arena` and `offset` given to every register whose life is bounded."""
+    by_rank: dict[int, list[Register]] = {}
+    for r in program.registers:
+        by_rank.setdefault(r.rank, []).append(r)
+    actors: dict[int, list[Actor]] = {}
+    for a in program.actors:
+        actors.setdefault(a.rank, []).append(a)
+    known: dict[tuple[tuple[Life, int], ...], tuple[int, ...]] = {}
+    placed: dict[str, Register] = {}
+    for rank, registers in by_rank.items():
+        lives = register_lives(registers, actors[rank])
+        shared = [r for r in registers if r.name in lives]
+        key = tuple((lives[r.name], r.nbytes) for r in shared)
+        if key not in known:
+            known[key] = first_fit(key)
+        for r, offset in zip(shared, known[key], strict=True):
+            placed[r.name] = replace(r, arena=f"arena@{rank}", offset=offset)
+    return replace(program, registers=tuple(placed.get(r.name, r) for r in program.registers))
+
+
+def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Mapping[str, Life]:
+    """The life of every register of one rank that is bounded by compute firings of one pass, forward or backward, of a microbatch."""
+    order = [a for a in actors if a.clock == "microbatch"]
+    position = {a.name: i for i, a in enumerate(order)}
+    writer = {w: a for a in order for w in a.writes}
+    readers: dict[str, list[Actor]] = {}
+    for a in order:
+        for r in a.reads:
+            readers.setdefault(r, []).append(a)
+    after: dict[str, int] = {}
+    for a in order:
+        if a.queue == "compute":
+            after[a.name] = position[a.name]
+        else:
+            before = [after[writer[r].name] for r in a.reads if r in writer and _same_pass(writer[r], a) and writer[r].name in after]
+            if before:
+                after[a.name] = max(before)
+    until: dict[str, int] = {}
+    for a in reversed(order):
+        if a.queue == "compute":
+            until[a.name] = position[a.name]
+        else:
+            following = [until[b.name] for w in a.writes for b in readers.get(w, ()) if _same_pass(a, b) and b.name in until]
+            if following:
+                until[a.name] = min(following)
+    lives: dict[str, Life] = {}
+    for r in registers:
+        source, users = writer.get(r.name), readers.get(r.name, [])
+        if r.clock == "step" or r.credits != 1 or r.memory == "input" or source is None or source.name not in after:
+            continue
+        if all(_same_pass(source, u) and u.name in until for u in users):
+            lives[r.name] = Life(after[source.name], max((until[u.name] for u in users), default=after[source.name]))
+    return lives
+
+
+def _same_pass(a: Actor, b: Actor) -> bool:
+    return (a.phase == "F") == (b.phase == "F")
+
+
+def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:
+    """Offsets such that blocks whose lives overlap do not overlap in memory; the largest are placed first, each as low as it fits.
+
+    >>> first_fit(((Life(0, 1), 64), (Life(2, 3), 64), (Life(1, 2), 64)))
+    (0, 0, 64)
+    """
+    order = sorted(range(len(blocks)), key=lambda i: (-blocks[i][1], blocks[i][0], i))
+    offsets = [0] * len(blocks)
+    done: list[int] = []
+    for i in order:
+        life, nbytes = blocks[i]
+        taken = sorted((offsets[j], offsets[j] + blocks[j][1]) for j in done if blocks[j][0].start <= life.end and life.start <= blocks[j][0].end)
+        at = 0
+        for start, stop in taken:
+            if at + nbytes <= start:
+                break
+            at = max(at, -(-stop // ALIGNMENT) * ALIGNMENT)
+        offsets[i] = at
+        done.append(i)
+    return tuple(offsets)

@@ -1,0 +1,171 @@
+"""From a forward graph to one step's graph: forward, recomputed forward, input gradients and weight gradients.
+
+Every gradient is an operator of the catalogue, named by its forward operator. `d.x` is the cotangent of tensor `x`; where several nodes use `x`, their
+contributions are summed by `add` nodes in the order in which the backward meets them. The contributions to a parameter are not summed here: each one is
+accumulated over microbatches on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from ir.errors import GraphError
+from ir.graph import Builder, Graph, Node, Tensor
+from ir.op import Op
+from ir.ops import catalogue
+
+RECOMPUTED = "@r"
+"""Suffix of a tensor that the backward computes once more."""
+
+
+def cotangent(tensor: str) -> str:
+    return f"d.{tensor}"
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One step's graph. `grads`: for each parameter the tensors whose sum is its gradient; `stands_for`: the forward tensor behind a recomputed tensor
+    (same placement) and behind a contribution to a cotangent (summed where the cotangent is)."""
+
+    graph: Graph
+    grads: Mapping[str, tuple[str, ...]]
+    stands_for: Mapping[str, str]
+
+
+def scale_loss(graph: Graph, num_microbatches: int) -> Graph:
+    """The same graph with its loss divided by the number of microbatches, so that their sum is the mean over the batch."""
+    out = graph.outputs[0]
+    nodes = tuple(
+        replace(n, attrs={**n.attrs, "factor": n.attrs["factor"] / num_microbatches}) if out in n.outputs and n.op == "total" else n for n in graph.nodes
+    )
+    return replace(graph, nodes=nodes)
+
+
+def backward(graph: Graph, recompute: Collection[int] = ()) -> Joint:
+    """Forward and backward of `graph`, whose single output is the scalar loss.
+
+    The forward nodes of the layers in `recompute` run again just before the backward of their layer, from the tensors that enter the layer.
+    Raises GraphError when an output that the loss depends on has no gradient operator.
+    """
+    return _Backward(graph, frozenset(recompute)).run()
+
+
+class _Backward:
+    def __init__(self, graph: Graph, recompute: frozenset[int]) -> None:
+        self.graph = graph
+        self.recompute = recompute
+        self.build = Builder("", base=graph)
+        self.pending: dict[str, str] = {}
+        self.grads: dict[str, list[str]] = {}
+        self.stands_for: dict[str, str] = {}
+        self.needs = _differentiable(graph)
+        self.again: dict[str, str] = {}
+        self.done_layers: set[int] = set()
+
+    def run(self) -> Joint:
+        (loss,) = self.graph.outputs
+        head = self.graph.producer(loss)
+        if head is None or self.graph.tensors[loss].shape != ():
+            raise GraphError(f"graph `{self.graph.name}`: the backward starts at one scalar output, not at `{loss}`")
+        seed = cotangent(loss)
+        self.build.tensor(seed, (), self.graph.tensors[loss].dtype)
+        self.build.nodes.append(Node(seed, "fill", (), (seed,), {"value": 1.0}, head.layer, "I", head.name))
+        self.pending[loss] = seed
+        for node in reversed(self.graph.nodes):
+            if any(t in self.pending for t in node.outputs):
+                self._differentiate(node)
+        # The builder keeps its own order; only here is the whole proved.
+        joint = Graph(self.graph.name, tuple(self.build.nodes), dict(self.build.tensors), self.graph.outputs)
+        return Joint(joint, {p: tuple(g) for p, g in self.grads.items()}, dict(self.stands_for))
+
+    def _differentiate(self, node: Node) -> None:
+        op = self.graph.op(node)
+        names = dict(zip([o.name for o in (*op.inputs, *op.outputs)], (*node.inputs, *node.outputs), strict=True))
+        if node.layer in self.recompute and node.layer not in self.done_layers:
+            self._run_again(node.layer)
+        for grad_name in op.grads:
+            grad = catalogue(grad_name)
+            wanted = [o.name[1:] for o in grad.outputs if self._wanted(op, names, o.name[1:])]
+            if wanted:
+                self._emit(node, op, grad, names)
+
+    def _wanted(self, op: Op, names: Mapping[str, str], operand: str) -> bool:
+        return operand not in op.stop and names[operand] in self.needs
+
+    def _emit(self, node: Node, op: Op, grad: Op, names: Mapping[str, str]) -> None:
+        reads = [self._operand(node, op, names, o.name) for o in grad.inputs]
+        gives = [names[o.name[1:]] for o in grad.outputs]
+        of_params = all(self.graph.tensors[t].role == "param" for t in gives)
+        sizes = self.graph.sizes(node)
+        given = {label for o in grad.for_ranks([len(self.build.tensors[t].shape) for t in reads]).inputs for label in o.labels}
+        attrs = {**node.attrs, **{label: n for label, n in sizes.items() if label in grad.labels and label not in given}}
+        outputs = [f"{cotangent(t)}@{node.name}.{i}" for i, t in enumerate(gives)]
+        name = f"{node.name}.{grad.name.rpartition('.')[2]}"
+        self.build.node(grad.name, reads, name=name, outputs=outputs, attrs=attrs, layer=node.layer, phase="W" if of_params else "I", origin=node.name)
+        for tensor, contribution in zip(gives, outputs, strict=True):
+            self._contribute(tensor, contribution, node.layer)
+
+    def _operand(self, node: Node, op: Op, names: Mapping[str, str], name: str) -> str:
+        """The tensor that a gradient operator reads under this name: a forward operand, kept or recomputed, or a cotangent."""
+        if name in names:
+            return self.again.get(names[name], names[name])
+        tensor = names[name[1:]]
+        if tensor not in self.pending:
+            raise GraphError(f"node `{node.name}`: the gradient of {op.sentence} needs the cotangent of `{tensor}`, which nothing uses")
+        return self.pending[tensor]
+
+    def _contribute(self, tensor: str, contribution: str, layer: int) -> None:
+        self.stands_for[contribution] = tensor
+        if tensor not in self.needs:
+            return
+        if self.graph.tensors[tensor].role == "param":
+            self.grads.setdefault(tensor, []).append(contribution)
+        elif tensor not in self.pending:
+            self.pending[tensor] = contribution
+        else:
+            total = f"{cotangent(tensor)}@sum{sum(t == tensor for t in self.stands_for.values())}"
+            self.build.node("add", [self.pending[tensor], contribution], name=total, layer=layer, phase="I", origin=tensor)
+            self.stands_for[total] = tensor
+            self.pending[tensor] = total
+
+    def _run_again(self, layer: int) -> None:
+        """Copies the forward nodes of a layer that its backward reads from, directly or through other copies."""
+        self.done_layers.add(layer)
+        inside = [n for n in self.graph.nodes if n.layer == layer]
+        made = {t: n for n in inside for t in n.outputs}
+        needed: set[str] = set()
+        for n in reversed(inside):
+            op = self.graph.op(n)
+            names = dict(zip([o.name for o in (*op.inputs, *op.outputs)], (*n.inputs, *n.outputs), strict=True))
+            read = {names[o.name] for g in op.grads for o in catalogue(g).inputs if o.name in names}
+            needed |= {t for t in read if t in made}
+            if any(t in needed for t in n.outputs):
+                needed |= {t for t in n.inputs if t in made}
+        for n in inside:
+            if any(t in needed for t in n.outputs):
+                outputs = [t + RECOMPUTED for t in n.outputs]
+                reads = [self.again.get(t, t) for t in n.inputs]
+                self.build.node(n.op, reads, name=n.name + RECOMPUTED, outputs=outputs, attrs=n.attrs, layer=layer, phase="R", origin=n.name)
+                self.again.update(zip(n.outputs, outputs, strict=True))
+                self.stands_for.update(zip(outputs, n.outputs, strict=True))
+
+
+def _differentiable(graph: Graph) -> frozenset[str]:
+    """The tensors whose cotangent somebody needs: parameters, and values that depend on one other than through a `stop`."""
+    found = {t.name for t in graph.params}
+    for n in graph.nodes:
+        op = graph.op(n)
+        flows = any(t in found and o.name not in op.stop for o, t in zip(op.inputs, n.inputs, strict=True))
+        if flows and op.grads:
+            found |= {t for o, t in zip(op.outputs, n.outputs, strict=True) if o.name not in op.stop}
+    return frozenset(found)
+
+
+def saved_operands(op: Op) -> frozenset[str]:
+    """Names of the forward operands (inputs and outputs) that the gradient operators of `op` read."""
+    own = {o.name for o in (*op.inputs, *op.outputs)}
+    return frozenset(o.name for g in op.grads for o in catalogue(g).inputs if o.name in own)
+
+
+__all__ = ["RECOMPUTED", "Joint", "Tensor", "backward", "cotangent", "saved_operands", "scale_loss"]

@@ -1,0 +1,146 @@
+"""The outer space: how many ways data, tensor and pipeline parallel, how many microbatches, which schedule, recompute or not.
+
+`fix` holds what the user decided; contradictions are named with the numbers and the legal values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from ir.errors import InputError, PlanError
+from ir.graph import Graph
+from planner.schedules import SCHEDULES
+
+KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
+"""What `--fix` may hold besides tensor placements."""
+
+NOT_YET = {"cp": 1, "ep": 1, "vpp": 1}
+"""Keys whose only legal value is this one in the space searched here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank."""
+
+    dp: int
+    tp: int
+    pp: int
+    mbs: int
+    num_microbatches: int
+    schedule: str
+    recompute: str
+
+    def __str__(self) -> str:
+        return f"dp{self.dp} tp{self.tp} pp{self.pp} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
+
+
+def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> dict[str, Any]:
+    """The fixed keys, typed and checked against each other. Raises InputError or PlanError naming the contradiction."""
+    out: dict[str, Any] = {}
+    for key, value in fix.items():
+        if key not in KEYS:
+            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
+        out[key] = _typed(key, value)
+    for key, only in NOT_YET.items():
+        if out.get(key, only) != only:
+            raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
+    if "schedule" in out and out["schedule"] not in SCHEDULES:
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}")
+    if out.get("recompute", "none") not in ("none", "full"):
+        raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
+    if out.get("zero", 0) not in (0, 1, 2, 3):
+        raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
+    _check_product(out, num_devices)
+    _check_tp(out, graph, num_devices)
+    blocks = graph.num_layers - 2
+    if out.get("pp", 1) > blocks:
+        raise PlanError(f"--fix pp={out['pp']}: `{graph.name}` has {blocks} blocks, so pp can be 1 to {blocks}")
+    _check_batch(out, batch)
+    return out
+
+
+def _typed(key: str, value: Any) -> Any:
+    if key in ("schedule", "recompute"):
+        return str(value)
+    if key == "sp":
+        text = str(value).lower()
+        if text not in ("true", "false", "1", "0", "on", "off"):
+            raise InputError(f"--fix sp={value}: give true or false")
+        return text in ("true", "1", "on")
+    try:
+        number = int(str(value))
+    except ValueError:
+        raise InputError(f"--fix {key}={value}: give a whole number") from None
+    if number < (0 if key == "zero" else 1):
+        raise InputError(f"--fix {key}={value}: give a whole number of {0 if key == 'zero' else 1} or more")
+    return number
+
+
+def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
+    known = {k: fix[k] for k in ("dp", "tp", "pp") if k in fix}
+    product = math.prod(known.values())
+    told = " x ".join(f"{k}{v}" for k, v in known.items())
+    if len(known) == 3 and product != num_devices:
+        raise PlanError(f"--fix {told} asks for {product} devices, the cluster has {num_devices}; dp x tp x pp must be {num_devices}")
+    if num_devices % product:
+        raise PlanError(f"--fix {told} = {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
+
+
+def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
+    """Numbers of ways that the key and value heads of every attention divide into, up to the number of devices."""
+    heads = [graph.sizes(n)["g"] for n in graph.nodes if n.op == "attention"]
+    common = reduce(math.gcd, heads, 0)
+    return tuple(n for n in range(1, num_devices + 1) if common % n == 0) if common else tuple(range(1, num_devices + 1))
+
+
+def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
+    if "tp" not in fix:
+        return
+    legal = legal_tp(graph, max(num_devices, fix["tp"]))
+    if fix["tp"] not in legal:
+        sizes = next(graph.sizes(n) for n in graph.nodes if n.op == "attention")
+        raise PlanError(
+            f"--fix tp={fix['tp']}: `{graph.name}` has {sizes['g'] * sizes['r']} heads and {sizes['g']} KV heads, which {fix['tp']} does not divide; "
+            f"legal tp are {', '.join(map(str, legal))}"
+        )
+
+
+def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
+    unit = fix.get("dp", 1) * fix.get("mbs", 1)
+    if batch % unit:
+        told = " x ".join(f"{k}={fix[k]}" for k in ("dp", "mbs") if k in fix)
+        near = [n for n in (batch // unit * unit, (batch // unit + 1) * unit) if n]
+        raise PlanError(f"batch {batch} is not divisible by {told} = {unit}; batches near it that are: {', '.join(map(str, near))}")
+
+
+def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
+    """Every legal point, in a fixed order. `graph` tells heads and layers; its batch does not matter."""
+    tps = [n for n in legal_tp(graph, num_devices) if num_devices % n == 0]
+    blocks = graph.num_layers - 2
+    for tp, pp in itertools.product(tps, range(1, min(blocks, num_devices) + 1)):
+        if num_devices % (tp * pp):
+            continue
+        dp = num_devices // (tp * pp)
+        if batch % dp or any(fix.get(k, v) != v for k, v in (("dp", dp), ("tp", tp), ("pp", pp))):
+            continue
+        for mbs in _divisors(batch // dp):
+            if fix.get("mbs", mbs) != mbs:
+                continue
+            schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 else ["1f1b"])
+            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
+            for schedule, recompute in itertools.product(schedules, recomputes):
+                yield Candidate(dp, tp, pp, mbs, batch // (dp * mbs), schedule, recompute)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def block_layers(graph: Graph) -> tuple[int, ...]:
+    """The layers that `recompute=full` runs again: all but the embedding and the head."""
+    return tuple(range(1, graph.num_layers - 1))

@@ -1,0 +1,92 @@
+"""Whether a plan is legal for a graph: the first value that is not is named, with the nearest legal ones."""
+
+from __future__ import annotations
+
+import math
+
+from ir.boxing import legal
+from ir.errors import PlanError
+from ir.graph import Graph, Node
+from ir.op import nd_placements
+from ir.plan import Plan
+from ir.sbp import format_nd
+from planner.schedules import schedule
+
+
+def check_plan(graph: Graph, plan: Plan) -> Plan:
+    """Returns the plan, or raises PlanError. `graph` is the forward graph of one microbatch."""
+    _check_sizes(plan)
+    _check_stages(graph, plan)
+    schedule(plan.schedule)
+    for node in graph.nodes:
+        _check_node(graph, plan, node)
+    _check_placements(graph, plan)
+    return plan
+
+
+def _check_sizes(plan: Plan) -> None:
+    for what, value in (("batch", plan.batch), ("seq", plan.seq), ("num_microbatches", plan.num_microbatches)):
+        if not isinstance(value, int) or value < 1:
+            raise PlanError(f"{what} is {value!r}; give a whole number of 1 or more")
+    if plan.batch % plan.num_microbatches:
+        near = [m for m in range(1, plan.batch + 1) if plan.batch % m == 0]
+        near = sorted(sorted(near, key=lambda m: abs(m - plan.num_microbatches))[:4])
+        raise PlanError(f"batch {plan.batch} cannot be cut into {plan.num_microbatches} equal microbatches; try {', '.join(map(str, near))}")
+
+
+def _check_stages(graph: Graph, plan: Plan) -> None:
+    ranks = [r for s in plan.stages for r in s.ranks]
+    if len(set(ranks)) != len(ranks):
+        raise PlanError("a rank stands in two stages, or twice in one")
+    if any(len(s.ranks) != math.prod(plan.mesh_shape) for s in plan.stages):
+        raise PlanError(f"every stage needs {math.prod(plan.mesh_shape)} ranks for mesh {dict(zip(plan.axes, plan.mesh_shape, strict=True))}")
+    cuts = [0, *(s.last for s in plan.stages)]
+    if any(s.first != cut or s.last <= s.first for s, cut in zip(plan.stages, cuts, strict=False)) or cuts[-1] != graph.num_layers:
+        spans = [(s.first, s.last) for s in plan.stages]
+        raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
+    if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
+        raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+
+
+def _check_node(graph: Graph, plan: Plan, node: Node) -> None:
+    rules = plan.rules.get(node.name)
+    if rules is None or len(rules) != len(plan.axes):
+        raise PlanError(f"the plan needs one rule for each of the axes {plan.axes} at node `{node.name}`, it has {rules}")
+    op = graph.op(node)
+    known = op.rules()
+    for rule, axis in zip(rules, plan.axes, strict=True):
+        if rule not in known:
+            raise PlanError(f"node `{node.name}` ({op.sentence}) cannot follow `{rule}` on axis {axis}; it can follow {', '.join(map(repr, known))}")
+    sizes = graph.sizes(node)
+    for label in dict.fromkeys(r.on for r in rules if r.kind == "split"):
+        parts = math.prod(n for r, n in zip(rules, plan.mesh_shape, strict=True) if r.kind == "split" and r.on == label)
+        if sizes[label] < parts or (op.must_divide(label) and sizes[label] % parts):
+            near = [n for n in range(1, 2 * parts + 1) if n <= sizes[label] and (sizes[label] % n == 0 or not op.must_divide(label))]
+            raise PlanError(f"node `{node.name}`: {label} = {sizes[label]} cannot be split {parts} ways; legal are {', '.join(map(str, near[-6:]))}")
+
+
+def _check_placements(graph: Graph, plan: Plan) -> None:
+    for node in graph.nodes:
+        ins, outs = nd_placements(plan.rules[node.name], graph.op(node))
+        for tensor, nd in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+            _check_legal(graph, plan, tensor, nd)
+    for p in graph.params:
+        place = plan.params.get(p.name)
+        if place is None:
+            raise PlanError(f"the plan says nothing about parameter `{p.name}`; it was made for another model: plan again")
+        for nd in place:
+            _check_legal(graph, plan, p.name, nd)
+        for nd, what in ((place.state, "state"), (place.held, "held")):
+            if any(s.is_partial for s in nd):
+                raise PlanError(f"parameter `{p.name}`: {what} is {format_nd(nd, plan.axes)}; only a gradient can be P")
+    for tensor, hub in plan.hubs.items():
+        if tensor in graph.tensors:
+            _check_legal(graph, plan, tensor, hub.value)
+            _check_legal(graph, plan, tensor, hub.cotangent)
+
+
+def _check_legal(graph: Graph, plan: Plan, tensor: str, nd: tuple) -> None:  # type: ignore[type-arg]
+    shape = graph.tensors[tensor].shape
+    if len(nd) != len(plan.axes) or not legal(shape, nd, plan.mesh_shape):
+        mesh = dict(zip(plan.axes, plan.mesh_shape, strict=True))
+        raise PlanError(f"tensor `{tensor}` of shape {shape} cannot be {format_nd(nd, plan.axes)} on mesh {mesh}: a rank would hold nothing")

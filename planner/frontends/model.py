@@ -1,0 +1,77 @@
+"""A model as the planner meets it: a name, the facts of its config, and the forward graph for any microbatch.
+
+>>> from planner.frontends import load
+>>> model = load("gpt2")
+>>> model
+Model(gpt2: 124 M parameters, 12 layers)
+>>> model.num_params, model.graph(batch=2, seq=16, dtype="fp32").outputs
+(124439808, ('loss',))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ir import units
+from ir.graph import Graph
+from planner.frontends import transformer
+from planner.frontends.config import ModelConfig, Rope
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Model:
+    """`name` is what people call it, `source` where its figures come from (a URL, a paper, a path), `reference` what `load` takes to give it again.
+
+    None of the three changes the fingerprint.
+    """
+
+    name: str
+    config: ModelConfig
+    source: str = ""
+    reference: str = ""
+
+    def __repr__(self) -> str:
+        return f"Model({self.name}: {units.count(self.num_params)} parameters, {self.num_layers} layers)"
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer blocks. The chain that a pipeline may cut is two longer: the embedding before them and the head after them."""
+        return self.config.num_layers
+
+    @property
+    def num_params(self) -> int:
+        """Elements of all parameters; a tied table counts once."""
+        return transformer.num_params(self.config)
+
+    @property
+    def max_seq(self) -> int:
+        """The longest sequence whose graph can be built as the config means it: its positions, or its sliding window where that is shorter."""
+        return min(self.config.max_positions, self.config.window or self.config.max_positions)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when anything that a plan depends on changes."""
+        return self.config.fingerprint
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The facts that `headrace models` shows, as JSON holds them."""
+        c = self.config
+        return {
+            "name": self.name, "family": self.family, "num_params": self.num_params, "layers": c.num_layers, "hidden": c.hidden, "heads": c.num_heads,
+            "kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "mlp_hidden": c.mlp_hidden, "vocab": c.vocab, "max_positions": c.max_positions,
+            "max_seq": self.max_seq, "tied": c.tied, "source": self.source, "reference": self.reference, "fingerprint": self.fingerprint,
+        }  # fmt: skip
+
+    def graph(self, batch: int, seq: int, dtype: str = "float32") -> Graph:
+        """The forward graph of one microbatch of `batch` samples of `seq` tokens; see `planner.frontends.transformer`."""
+        return transformer.build(self.config, self.name, batch, seq, dtype)
+
+
+__all__ = ["Model", "ModelConfig", "Rope"]

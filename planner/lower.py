@@ -1,0 +1,283 @@
+"""From a plan to a Program: tasks written out for every rank, registers sized, orders frozen, memory shared.
+
+`lower(model, plan)` is the whole way: forward graph of one microbatch, backward, placement, actors. The same plan always gives the same Program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ir.errors import PlanError
+from ir.graph import Graph, Tensor
+from ir.mesh import Mesh
+from ir.op import Op, Rule
+from ir.ops import catalogue
+from ir.plan import Plan
+from ir.program import Actor, Firing, Program, Queue, Register
+from ir.sbp import local_region, split_sizes
+from ir.units import DTYPE_BYTES
+from ir.work import Work
+from planner.arena import share
+from planner.autodiff import Joint, backward, scale_loss
+from planner.check import check_plan
+from planner.elide import elide_copies
+from planner.place import StageTasks, Task, Value, place
+from planner.schedules import Slot, schedule
+
+
+class HasGraph(Protocol):
+    """What `lower` needs of a model: its name and its forward graph for one microbatch."""
+
+    @property
+    def name(self) -> str: ...
+
+    def graph(self, batch: int, seq: int, dtype: str) -> Graph: ...
+
+
+def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> Program:
+    """The Program of `plan`, proved; with `ranks` only their part of it, the rest of each group being named but absent (for a simulation by representatives).
+
+    Raises PlanError when the plan does not belong to the model or holds a value that is not legal.
+    """
+    graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+    check_plan(graph, plan)
+    return write(joint_graph(graph, plan), plan, ranks).check()
+
+
+def joint_graph(graph: Graph, plan: Plan) -> Joint:
+    """Forward and backward of one microbatch; nothing in it depends on placements."""
+    return backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
+
+
+def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
+    """What `lower` gives, without proofs."""
+    plan = plan.squeezed()
+    stages = tuple(map(elide_copies, place(joint, plan)))
+    wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
+    actors: list[Actor] = []
+    registers: list[Register] = []
+    orders: dict[Queue, tuple[Firing, ...]] = {}
+    for i, tasks in enumerate(stages):
+        slots = schedule(plan.schedule).slots(i, len(stages), plan.num_microbatches)
+        writer = _Writer(plan, stages, i, slots, frozenset(wanted))
+        for rank in tasks.mesh.ranks:
+            if rank in wanted:
+                actors += writer.actors(rank)
+                registers += writer.registers(rank)
+                orders.update(writer.orders(rank))
+    meta = {
+        "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
+        "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": joint.graph.outputs[0],
+    }  # fmt: skip
+    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
+
+
+def representatives(plan: Plan) -> tuple[int, ...]:
+    """The first rank of every stage: on equal devices all ranks of a stage do the same at the same time."""
+    return tuple(s.ranks[0] for s in plan.stages)
+
+
+def stash(slots: tuple[Slot, ...]) -> int:
+    """The most microbatches whose forward has run and whose backward has not finished, over a stage's order."""
+    live = most = 0
+    for slot in slots:
+        live += 1 if slot.kind == "F" else 0
+        most = max(most, live)
+        live -= 1 if slot.kind == "B" else 0
+    return most
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """Where a value is written and last read: parts of the step, and whether another queue than compute touches it."""
+
+    written: str
+    read: frozenset[str]
+    reads_in_flight: bool
+
+
+class _Writer:
+    """Writes one stage's tasks out for its ranks."""
+
+    def __init__(self, plan: Plan, stages: tuple[StageTasks, ...], stage: int, slots: tuple[Slot, ...], present: frozenset[int]) -> None:
+        self.plan, self.stages, self.stage, self.slots, self.present = plan, stages, stage, slots, present
+        self.here = stages[stage]
+        self.mesh: Mesh = self.here.mesh
+        self.all_tasks = tuple(t for part in self.here.tasks.values() for t in part)
+        self.lives = self._lives()
+        self.kernels: dict[tuple[Any, ...], Work] = {}
+
+    def _lives(self) -> Mapping[str, _Life]:
+        written: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
+        readers: dict[str, list[Task]] = {v: [] for v in self.here.values}
+        for t in self.all_tasks:
+            for v in t.reads:
+                readers[v].append(t)
+        lives = {}
+        for name in self.here.values:
+            writer = written.get(name)
+            in_flight = (writer is not None and writer.queue in ("load", "recv.f", "recv.b")) or any(t.kind == "send" for t in readers[name])
+            lives[name] = _Life(writer.part if writer else "begin", frozenset(t.part for t in readers[name]), in_flight)
+        return lives
+
+    # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
+
+    def registers(self, rank: int) -> list[Register]:
+        coords = self.mesh.coords(rank)
+        return [self._register(rank, coords, v) for v in self.here.values.values()]
+
+    def _register(self, rank: int, coords: tuple[int, ...], value: Value) -> Register:
+        tensor = value.tensor
+        region = local_region(tensor.shape, value.nd, self.mesh.shape, coords)
+        shape = tuple(stop - start for start, stop in region)
+        copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, coords, strict=True))
+        return Register(
+            self._at(value.name, rank), rank, shape, tensor.dtype, math.prod(shape) * DTYPE_BYTES[tensor.dtype], value.clock, self._credits(value),
+            int(value.initial), self._memory(value), tensor.name, region, dict(tensor.init) if value.initial else {}, copy or value.counted_elsewhere,
+        )  # fmt: skip
+
+    def _credits(self, value: Value) -> int:
+        """One slot; as many as the schedule keeps where the backward reads what the forward wrote; one more where a transfer fills or empties it meanwhile."""
+        if value.clock == "step":
+            return 1
+        life = self.lives[value.name]
+        kept = stash(self.slots) if life.written == "F" and "B" in life.read else 1
+        return min(kept + life.reads_in_flight, self.plan.num_microbatches)
+
+    def _memory(self, value: Value) -> str:
+        life = self.lives[value.name]
+        if value.clock == "microbatch" and life.written == "F" and "B" in life.read and value.memory != "input":
+            return "saved"
+        return value.memory
+
+    @staticmethod
+    def _at(name: str, rank: int) -> str:
+        return f"{name}@{rank}"
+
+    # ---- orders ------------------------------------------------------------------------------------------------------------------------------------
+
+    def orders(self, rank: int) -> dict[Queue, tuple[Firing, ...]]:
+        found: dict[Queue, list[Firing]] = {}
+
+        def list_part(part: str, microbatch: int) -> None:
+            for t in self.here.tasks[part]:
+                if self._has(t, rank):
+                    found.setdefault((rank, t.queue), []).append((self._at(t.name, rank), microbatch))
+
+        list_part("begin", 0)
+        for slot in self.slots:
+            list_part(slot.kind, slot.microbatch)
+        list_part("end", 0)
+        return {queue: tuple(order) for queue, order in found.items()}
+
+    def _has(self, task: Task, rank: int) -> bool:
+        return task.kind != "store" or rank == self.mesh.ranks[0]
+
+    # ---- actors ------------------------------------------------------------------------------------------------------------------------------------
+
+    def actors(self, rank: int) -> list[Actor]:
+        return [self._actor(rank, t) for t in self.all_tasks if self._has(t, rank)]
+
+    def _actor(self, rank: int, task: Task) -> Actor:
+        work, channel = self._work(rank, task)
+        if not self.present.issuperset(work.group):
+            channel = ""  # its partners are represented by this rank, which then waits for nobody
+        names = [tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates)]
+        if work.op == "fill":
+            names[0] = ()  # what would have been read counts on another rank
+        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, *names, channel, task.origin, task.phase, task.layer)
+
+    def _work(self, rank: int, task: Task) -> tuple[Work, str]:
+        if task.kind == "compute":
+            return self._compute(rank, task), ""
+        if task.kind == "box":
+            return self._box(rank, task)
+        if task.kind == "join":
+            return self._join(rank, task)
+        value = self.here.values[(task.reads or task.writes)[0]]
+        region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
+        nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
+        if task.kind in ("send", "recv"):
+            src, dst = (self.stages[s].mesh.ranks[self.mesh.ranks.index(rank)] for s in task.peers)
+            channel = f"{task.name.rpartition('.')[0]}/{src}"
+            return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
+        stride = self.plan.microbatch if task.kind == "load" else 0
+        return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+
+    def _compute(self, rank: int, task: Task) -> Work:
+        tensors = [self.here.values[v].tensor for v in (*task.reads, *task.updates)]
+        attrs = dict(task.attrs)
+        if task.op == "sum_squares":
+            value = self.here.values[task.reads[0]]
+            copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
+            if attrs.pop("elsewhere") or copy:
+                return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
+        key = (rank, task.op, task.rules, task.clock, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        if key not in self.kernels:
+            self.kernels[key] = self._kernel(rank, task, tensors, attrs)
+        return self.kernels[key]
+
+    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any]) -> Work:
+        op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
+        total = op.bind([t.shape for t in tensors], attrs, task.name)
+        sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
+        dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
+        ins, outs = op.elements_of(sizes)
+        width = DTYPE_BYTES[dtype]
+        return Work(
+            "compute", task.op, dtype, op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes), (), attrs, sizes, total,
+            {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
+        )  # fmt: skip
+
+    def _box(self, rank: int, task: Task) -> tuple[Work, str]:
+        src, dst = self.here.values[task.reads[0]], self.here.values[task.writes[0]]
+        coords, shape = self.mesh.coords(rank), src.tensor.shape
+        regions = [local_region(shape, nd, self.mesh.shape, coords) for nd in (src.nd, dst.nd)]
+        width = DTYPE_BYTES[src.tensor.dtype]
+        read, written = (math.prod(b - a for a, b in region) * width for region in regions)
+        attrs: dict[str, Any] = {"src_region": regions[0], "dst_region": regions[1]}
+        if task.queue == "compute":
+            op = {"slice": "box.slice", "keep": "box.slice", "pad": "box.pad", "zero": "box.zero"}[task.op]
+            if task.op == "zero":
+                attrs["keep"] = coords[task.axis] == 0
+            return Work("compute", op, src.tensor.dtype, 0.0, float(read + written), attrs=attrs), ""
+        group = self.mesh.group(rank, self.plan.axes[task.axis])
+        partial = src.nd[task.axis]
+        attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
+        work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
+        return work, f"{task.name}/{group[0]}"
+
+    def _join(self, rank: int, task: Task) -> tuple[Work, str]:
+        value = self.here.values[task.reads[0]]
+        place_in_mesh = self.mesh.ranks.index(rank)
+        if task.everyone:
+            group = tuple(r for s in self.stages for r in s.mesh.ranks)
+        else:
+            group = tuple(self.stages[s].mesh.ranks[place_in_mesh] for s in task.peers)
+        region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
+        nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
+        attrs = {"src_region": region, "dst_region": region, "reduce": "sum", "src": "P", "dst": "B"}
+        name = task.name if task.everyone else f"{task.name}/{group[0]}"
+        return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), name
+
+
+def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh: Mesh, rank: int) -> tuple[dict[str, int], dict[str, int]]:
+    """(local size, offset) of every label on `rank`, one rule for each mesh axis; raises PlanError where a label must divide and does not."""
+    sizes, at = dict(total), dict.fromkeys(total, 0)
+    for rule, axis, parts, i in zip(rules, mesh.axes, mesh.shape, mesh.coords(rank), strict=True):
+        if rule.kind != "split":
+            continue
+        here = sizes[rule.on]
+        if here < parts or (op.must_divide(rule.on) and here % parts):
+            raise PlanError(f"{op.sentence}: label {rule.on} = {here} cannot be split {parts} ways over axis {axis}")
+        slices = split_sizes(here, parts)
+        at[rule.on] += sum(slices[:i])
+        sizes[rule.on] = slices[i]
+    return sizes, at
+
+
+__all__ = ["joint_graph", "local_sizes", "lower", "representatives", "stash", "write"]

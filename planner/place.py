@@ -1,0 +1,415 @@
+"""From one step's graph and a plan to tasks: what every rank of a stage does, boxing and hops written out, in order.
+
+All ranks of a stage do the same tasks on their own shards (SPMD), so a stage is one list. A task belongs to a part of the step: `begin` (once, before the first
+microbatch), `F` and `B` (once a microbatch), `end` (once, after the last). A value is a tensor in one placement on one stage; a re-shard makes a new value of
+the same tensor, and whoever needs the same placement in the same part of the step reads the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ir.boxing import cached_chain, crossing
+from ir.errors import PlanError
+from ir.graph import Node, Tensor
+from ir.mesh import Mesh
+from ir.op import ALL_B, LEADING, Op, Rule, nd_placements
+from ir.ops import catalogue
+from ir.plan import Plan
+from ir.sbp import B, NdSbp, Sbp, format_nd
+from ir.units import DTYPE_BYTES
+from planner.autodiff import Joint, cotangent
+
+PARTS = ("begin", "F", "B", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor in one placement on one stage. `clock` and `memory` as of `ir.program.Register`; `initial`: there before the first step."""
+
+    name: str
+    tensor: Tensor
+    nd: NdSbp
+    clock: str = "microbatch"
+    memory: str = "activation"
+    initial: bool = False
+    counted_elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
+
+    `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`), send and recv (`peer` is the other stage), load, store,
+    join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    """
+
+    name: str
+    part: str
+    queue: str
+    kind: str
+    op: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    axis: int = -1
+    peers: tuple[int, ...] = ()
+    everyone: bool = False
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+    phase: str = "F"
+    layer: int = 0
+    clock: str = "microbatch"
+
+
+@dataclass
+class StageTasks:
+    """One stage's mesh, values by name and tasks by part."""
+
+    mesh: Mesh
+    values: dict[str, Value] = field(default_factory=dict)
+    tasks: dict[str, list[Task]] = field(default_factory=lambda: {part: [] for part in PARTS})
+
+
+def place(joint: Joint, plan: Plan) -> tuple[StageTasks, ...]:
+    """The tasks of every stage. Raises PlanError when the plan misses a node, tensor or parameter of the graph."""
+    return _Placer(joint, plan).run()
+
+
+class _Placer:
+    def __init__(self, joint: Joint, plan: Plan) -> None:
+        self.joint, self.plan, self.graph = joint, plan, joint.graph
+        self.stages = tuple(StageTasks(plan.mesh(i)) for i in range(len(plan.stages)))
+        self.made: dict[tuple[int, str, NdSbp, str], str] = {}
+        self.wide = DTYPE_BYTES[plan.dtype] < 4
+        self.state_dtype = "float32" if self.wide else plan.dtype
+        self.reboxed = frozenset(plan.reboxed)
+        self.uses: dict[str, list[int]] = {}
+        self.boxed: set[str] = set()
+        for n in self.graph.nodes:
+            for t in n.inputs:
+                if n.phase in ("F", "R") or t.startswith("d."):
+                    self.boxed.add(t)
+                at = plan.stage_of(n.layer)
+                if at not in self.uses.setdefault(t, []):
+                    self.uses[t].append(at)
+
+    def run(self) -> tuple[StageTasks, ...]:
+        for p in self.graph.params:
+            for i in sorted(self.uses.get(p.name, ())):
+                self._begin_param(i, p)
+        for node in self.graph.nodes:
+            self._node(node)
+        for i in range(len(self.stages)):
+            self._loss(i)
+        final = [self._reduce_grads(i) for i in range(len(self.stages))]
+        for i, grads in enumerate(final):
+            self._update(i, grads)
+        return self.stages
+
+    # ---- values ------------------------------------------------------------------------------------------------------------------------------------
+
+    def _value(self, stage: int, tensor: Tensor, nd: NdSbp, part: str, **more: Any) -> str:
+        """A new value; the first of a tensor on a stage has the tensor's name."""
+        values = self.stages[stage].values
+        name = tensor.name
+        if name in values:
+            name = f"{tensor.name}{format_nd(nd, self.plan.axes)}"
+        base = name
+        k = 1
+        while name in values:
+            k += 1
+            name = f"{base}.{k}"
+        values[name] = Value(name, tensor, nd, **more)
+        self.made[stage, tensor.name, nd, part] = name
+        return name
+
+    def _task(self, stage: int, part: str, kind: str, op: str, name: str, **more: Any) -> None:
+        clock = "step" if part in ("begin", "end") else "microbatch"
+        self.stages[stage].tasks[part].append(Task(name, part, more.pop("queue", "compute"), kind, op, clock=clock, **more))
+
+    def _hub(self, tensor: str) -> NdSbp:
+        """Where the tensor exists once: a forward value at its hub's value placement, a cotangent where it is summed."""
+        behind = self.joint.stands_for.get(tensor, tensor)
+        is_cotangent = tensor.startswith("d.")
+        behind = behind.removeprefix("d.") if is_cotangent else behind
+        if behind in self.graph.outputs:
+            return (B,) * len(self.plan.axes)
+        hub = self.plan.hubs.get(behind)
+        if hub is None:
+            raise PlanError(f"the plan says nothing about tensor `{behind}`; it was made for another model: plan again")
+        return hub.cotangent if is_cotangent else hub.value
+
+    def _box(
+        self, stage: int, tensor: Tensor, have: str, want: NdSbp, part: str, like: Node | None, *, clock: str = "microbatch", memory: str = "buffer"
+    ) -> str:
+        """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
+        mesh = self.stages[stage].mesh
+        src = self.stages[stage].values[have].nd
+        for step in cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links):
+            known = self.made.get((stage, tensor.name, step.dst, part))
+            if known is None:
+                name = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
+                queue = "compute" if step.is_local else f"comm.{self.plan.axes[step.axis]}"
+                self._task(
+                    stage, part, "box", step.kind, f"{name}.{step.kind}.{part}", reads=(have,), writes=(name,), axis=step.axis, queue=queue,
+                    origin=like.name if like else tensor.name, phase=like.phase if like else "U", layer=like.layer if like else 0,
+                )  # fmt: skip
+                known = name
+            have = known
+        return have
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------------------------------------
+
+    def _rules(self, node: Node, op: Op) -> tuple[Rule, ...]:
+        if node.op == "add" and node.phase == "I":
+            return tuple(_sum_rule(sbp) for sbp in self._hub(node.outputs[0]))
+        if node.op == "fill":
+            return (ALL_B,) * len(self.plan.axes)
+        forward = self.graph.node[node.origin] if node.origin else node
+        rules = self.plan.rules.get(forward.name)
+        if rules is None:
+            raise PlanError(f"the plan says nothing about node `{forward.name}`; it was made for another model: plan again")
+        if node.phase in ("F", "R"):
+            return rules
+        forward_op = self.graph.op(forward)
+        return tuple(forward_op.grad_rule(rule, op) for rule in rules)
+
+    def _node(self, node: Node) -> None:
+        stage = self.plan.stage_of(node.layer)
+        part = "F" if node.phase == "F" else "B"
+        op = self.graph.op(node)
+        rules = self._rules(node, op)
+        ins, outs = nd_placements(rules, op)
+        reads = tuple(self._read(stage, part, node, t, nd) for t, nd in zip(node.inputs, ins, strict=True))
+        writes = []
+        for t, nd in zip(node.outputs, outs, strict=True):
+            tensor = self.graph.tensors[t]
+            if t in self.graph.outputs:
+                writes.append(self._value(stage, tensor, nd, part, clock="step"))
+            elif self._adds_up(node, t, nd):
+                writes.append(self._accumulator(stage, t, nd))
+            else:
+                writes.append(self._value(stage, tensor, nd, part))
+        self._task(
+            stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
+            phase=node.phase, layer=node.layer,
+        )  # fmt: skip
+        for t, name in zip(node.outputs, writes, strict=True):
+            if t not in self.graph.outputs and self.stages[stage].values[name].clock == "microbatch":
+                self._publish(stage, part, node, t, name)
+
+    def _publish(self, stage: int, part: str, node: Node, tensor: str, name: str) -> None:
+        """Brings a fresh value to its hub, to the stages that use it, or into the gradient that it adds to."""
+        spec = self.graph.tensors[tensor]
+        param = self._param_of(tensor)
+        if param is not None:
+            # A weight gradient: boxed each microbatch to where it accumulates.
+            want = self.plan.params[param].grad
+            boxed = self._box(stage, spec, name, want, part, node)
+            writes = (self._accumulator(stage, tensor, want),)
+            self._task(
+                stage, part, "compute", "cast", f"{tensor}.accumulate", reads=(boxed,), writes=writes, rules=_identity_rules(want),
+                attrs={"dtype": self.state_dtype}, origin=node.origin, phase="W", layer=node.layer,
+            )  # fmt: skip
+            return
+        if tensor not in self.boxed:
+            return
+        hub = self._box(stage, spec, name, self._hub(tensor), part, node)
+        for other in self.uses[tensor]:
+            if other != stage:
+                self._hop(stage, other, part, node, spec, hub)
+
+    def _hop(self, stage: int, other: int, part: str, node: Node, spec: Tensor, have: str) -> None:
+        """Sends a value to another stage, every byte once, and brings it to its hub there."""
+        src, dst = self.stages[stage].mesh, self.stages[other].mesh
+        hub = self.stages[stage].values[have].nd
+        way = crossing(hub, src, hub, dst, spec.shape)
+        leave = self._box(stage, spec, have, way.leave, part, node)
+        enter = self._value(other, spec, way.enter, part, memory="buffer")
+        direction = "f" if part == "F" else "b"
+        name = f"{spec.name}.{stage}to{other}.{part}"
+        about: dict[str, Any] = {"origin": node.origin or node.name, "phase": node.phase, "layer": node.layer}
+        self._task(stage, part, "send", "send", f"{name}.send", reads=(leave,), peers=(stage, other), queue=f"send.{direction}", **about)
+        self._task(other, part, "recv", "recv", f"{name}.recv", writes=(enter,), peers=(stage, other), queue=f"recv.{direction}", **about)
+        self._box(other, spec, enter, hub, part, node)
+
+    def _read(self, stage: int, part: str, node: Node, tensor: str, nd: NdSbp) -> str:
+        """The value of `tensor` in placement `nd` that a node reads in this part of the step."""
+        spec = self.graph.tensors[tensor]
+        if spec.role == "input":
+            return self.made.get((stage, tensor, nd, "F")) or self._load(stage, spec, nd)
+        if spec.role == "param":
+            place = self.plan.params[tensor].held
+            held = self.made[stage, tensor, place, "begin"]
+            return self.made.get((stage, tensor, nd, part)) or self._box(stage, spec, held, nd, part, node)
+        found = self.made.get((stage, tensor, nd, part))
+        if found is None and part == "B" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
+            # What the forward node read is kept for the backward as it was.
+            found = self.made.get((stage, tensor, nd, "F"))
+        if found is not None:
+            return found
+        hub = self._hub(tensor)
+        have = self.made.get((stage, tensor, hub, part)) or self.made.get((stage, tensor, hub, "F"))
+        if have is None:
+            raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
+        return self._box(stage, spec, have, nd, part, node)
+
+    def _load(self, stage: int, spec: Tensor, nd: NdSbp) -> str:
+        name = self._value(stage, spec, nd, "F", memory="input")
+        self._task(stage, "F", "load", spec.name, f"{name}.load", writes=(name,), queue="load", origin=spec.name)
+        return name
+
+    # ---- parameters --------------------------------------------------------------------------------------------------------------------------------
+
+    def _begin_param(self, stage: int, spec: Tensor) -> None:
+        """The parameter's state, and the copy that the microbatches read where it differs."""
+        if spec.name not in self.plan.params:
+            raise PlanError(f"the plan says nothing about parameter `{spec.name}`; it was made for another model: plan again")
+        place = self.plan.params[spec.name]
+        elsewhere = stage != min(self.uses[spec.name])
+        state = replace(spec, dtype=self.state_dtype)
+        memory = "optimizer" if self.wide else "parameter"
+        kept: dict[str, Any] = {"clock": "step", "initial": True, "counted_elsewhere": elsewhere}
+        if self.wide:
+            master = self._value(stage, replace(state, name=f"{spec.name}@master"), place.state, "begin", memory=memory, **kept)
+            name = self._value(stage, spec, place.state, "begin", clock="step", memory="parameter")
+            self._task(
+                stage, "begin", "compute", "cast", f"{spec.name}.cast", reads=(master,), writes=(name,), rules=_identity_rules(place.state),
+                attrs={"dtype": self.plan.dtype}, phase="U", origin=spec.name,
+            )  # fmt: skip
+        else:
+            name = self._value(stage, state, place.state, "begin", memory=memory, **kept)
+        self._box(stage, spec, name, place.held, "begin", None, clock="step", memory="parameter")
+
+    def _param_of(self, tensor: str) -> str | None:
+        behind = self.joint.stands_for.get(tensor)
+        return behind if tensor.startswith("d.") and behind is not None and self.graph.tensors[behind].role == "param" else None
+
+    def _adds_up(self, node: Node, tensor: str, nd: NdSbp) -> bool:
+        """Whether a kernel's output goes straight into the accumulator of a gradient."""
+        param = self._param_of(tensor)
+        return param is not None and nd == self.plan.params[param].grad
+
+    def _accumulator(self, stage: int, tensor: str, nd: NdSbp) -> str:
+        spec = replace(self.graph.tensors[tensor], name=f"{tensor}@acc", dtype=self.state_dtype)
+        return self._value(stage, spec, nd, "B", clock="step", memory="gradient")
+
+    def _reduce_grads(self, stage: int) -> dict[str, str]:
+        """For each parameter of the stage the value of its whole gradient at its state's placement."""
+        final: dict[str, str] = {}
+        for p in self.graph.params:
+            users = sorted(self.uses.get(p.name, ()))
+            if stage not in users:
+                continue
+            place = self.plan.params[p.name]
+            parts = []
+            for contribution in self.joint.grads.get(p.name, ()):
+                acc = self.made.get((stage, f"{contribution}@acc", place.grad, "B"))
+                if acc is not None:
+                    spec = self.stages[stage].values[acc].tensor
+                    parts.append(self._box(stage, spec, acc, place.state, "end", None, clock="step", memory="gradient"))
+            if parts:
+                final[p.name] = self._sum(stage, p, parts, users)
+        return final
+
+    def _sum(self, stage: int, spec: Tensor, parts: Sequence[str], users: Sequence[int]) -> str:
+        """Adds the contributions, of this stage and of the other stages that hold the parameter, into `d.PARAM`."""
+        state = self.plan.params[spec.name].state
+        whole = replace(spec, name=cotangent(spec.name), dtype=self.state_dtype)
+        total = parts[0]
+        last = len(parts) - 1
+        for k, part in enumerate(parts[1:], 1):
+            tensor = whole if k == last and len(users) == 1 else replace(whole, name=f"{whole.name}@{k}")
+            name = self._value(stage, tensor, state, "end", clock="step", memory="gradient")
+            rules = tuple(_sum_rule(sbp) for sbp in state)
+            self._task(stage, "end", "compute", "add", f"{name}.add", reads=(total, part), writes=(name,), rules=rules, phase="U", origin=spec.name)
+            total = name
+        if len(users) > 1:
+            name = self._value(stage, whole, state, "end", clock="step", memory="gradient")
+            self._task(
+                stage, "end", "join", "all_reduce", f"{name}.tie", reads=(total,), writes=(name,), peers=tuple(users), queue="comm.tied", phase="U",
+                origin=spec.name,
+            )  # fmt: skip
+            total = name
+        values = self.stages[stage].values
+        values[total] = replace(values[total], tensor=whole, memory="gradient")
+        return total
+
+    def _update(self, stage: int, grads: Mapping[str, str]) -> None:
+        """The optimizer: the global norm of the gradient where it is clipped, then each parameter in place."""
+        optimizer = dict(self.plan.optimizer)
+        kind = optimizer.pop("name")
+        norm2 = self._norm2(stage, grads, float(optimizer.get("max_norm", 0.0)))
+        op = catalogue(kind)
+        slots = [o.name for o in op.inputs[3:]]
+        for param, grad in grads.items():
+            spec = self.graph.tensors[param]
+            state = self.plan.params[param].state
+            weights = self.made[stage, f"{param}@master" if self.wide else param, state, "begin"]
+            elsewhere = self.stages[stage].values[weights].counted_elsewhere
+            kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
+            moment = replace(spec, dtype=self.state_dtype, init={"init": "zeros"})
+            moments = [self._value(stage, replace(moment, name=f"{param}@{slot}"), state, "end", **kept) for slot in slots]
+            decay = optimizer.get("weight_decay", 0.0) if len(spec.shape) > 1 else 0.0
+            self._task(
+                stage, "end", "compute", kind, f"{param}.{kind}", reads=(grad, norm2), updates=(weights, *moments), rules=_identity_rules(state),
+                attrs={**optimizer, "weight_decay": decay}, phase="U", origin=param,
+            )  # fmt: skip
+
+    def _norm2(self, stage: int, grads: Mapping[str, str], max_norm: float) -> str:
+        """The sum of squares of all gradients, each counted once; a constant where nothing is clipped."""
+        scalar = Tensor("norm2", (), self.state_dtype)
+        whole = (B,) * len(self.plan.axes)
+
+        def fresh(name: str) -> str:
+            return self._value(stage, replace(scalar, name=name), whole, "end", clock="step", memory="buffer")
+
+        total = ""
+        for param, grad in grads.items() if max_norm > 0 else ():
+            square = fresh(f"norm2.{param}")
+            rules = _identity_rules(self.plan.params[param].state)
+            elsewhere = {"elsewhere": stage != min(self.uses[param])}
+            self._task(
+                stage, "end", "compute", "sum_squares", f"norm2.{param}", reads=(grad,), writes=(square,), rules=rules, attrs=elsewhere, phase="U", origin=param
+            )
+            if total:
+                added = fresh(f"norm2.{param}.sum")
+                self._task(stage, "end", "compute", "add", f"norm2.{param}.add", reads=(total, square), writes=(added,), rules=(ALL_B,) * len(whole), phase="U")
+                square = added
+            total = square
+        if not total:
+            total = fresh("norm2.local")
+            self._task(stage, "end", "compute", "fill", "norm2.fill", writes=(total,), rules=(ALL_B,) * len(whole), attrs={"value": 0.0}, phase="U")
+        if max_norm <= 0 or self.plan.num_ranks == 1:
+            return total
+        name = fresh("norm2")
+        self._task(stage, "end", "join", "all_reduce", "norm2.join", reads=(total,), writes=(name,), everyone=True, queue="comm.world", phase="U")
+        return name
+
+    def _loss(self, stage: int) -> None:
+        """Once a step the loss is summed over the mesh and handed out."""
+        for t in self.graph.outputs:
+            found = [v for v in self.stages[stage].values.values() if v.tensor.name == t and v.clock == "step"]
+            for value in found[:1]:
+                like = self.graph.producer(t)
+                name = self._box(stage, value.tensor, value.name, (B,) * len(self.plan.axes), "end", None, clock="step")
+                self._task(stage, "end", "store", t, f"{t}.store", reads=(name,), phase="U", layer=like.layer if like else 0)
+
+
+def _sum_rule(sbp: Sbp) -> Rule:
+    """The rule under which `add(x, y)` and other sums act on operands in this placement."""
+    if sbp.is_split:
+        return Rule("split", LEADING[sbp.dim])
+    return Rule("linear", "x+y") if sbp.is_partial else ALL_B
+
+
+def _identity_rules(nd: NdSbp) -> tuple[Rule, ...]:
+    """The rules of an elementwise operator on operands in this placement; a P operand is read as it is."""
+    return tuple(Rule("split", LEADING[s.dim]) if s.is_split else ALL_B for s in nd)
+
+
+__all__ = ["PARTS", "StageTasks", "Task", "Value", "place"]

@@ -1,0 +1,92 @@
+"""The placement of one model on one mesh: a rule for every node, a hub for every tensor, three placements for every parameter, at the least stated cost.
+
+Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.elimination` minimises the
+sum exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
+parameters once a step and once a microbatch, and for memory a price in seconds per byte. It ignores overlap, and a boxing that several consumers of one hub ask
+for is counted for each of them (a hub placed after the boxing avoids it).
+
+* producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
+* Inputs and constants are read by every consumer as it wants them; loading costs a local copy.
+* A parameter: once a step grad -> state, update, state -> held; each microbatch held -> in (again in the backward where the gradient reads it: a boxed copy is
+  never kept) and cotangent -> grad, added there by a copy of its own unless the kernel writes where the gradient accumulates.
+* A value that a gradient operator reads is kept from forward to backward, `in_flight` times: at its hub, or where the placement of the reader differs, as
+  the cheaper of the boxed copy and boxing again. A tensor with several readers pays its hub once; one with a single reader pays for what it keeps.
+* A recomputed layer keeps what enters it, and runs and boxes again what its gradients depend on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ir.errors import PlanError
+from ir.graph import Graph
+from ir.op import Rule
+from ir.plan import Hub, ParamPlacement
+from planner.elimination import FactorGraph, Solution, solve
+from planner.facts import analyse
+from planner.pricing import Pricing
+from planner.problem import Given, Placed, Problem, Terms
+from planner.space import Space
+from planner.tables import Tables
+
+Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
+
+
+def search(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
+    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    space: Space | None = None, tables: Tables | None = None, solver: Solver = solve,
+) -> Placed:  # fmt: skip
+    """The cheapest placement of a forward graph of one microbatch.
+
+    `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
+    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next. `solver`
+    minimises the factor graph, given the layers as blocks to fold.
+    Raises PlanError where a node or tensor has no legal placement.
+    """
+    start = time.perf_counter()
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables)
+    return problem.placed(solver(problem.factor_graph(), problem.blocks()), start)
+
+
+def price(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
+    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: float = 0.0,
+    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    space: Space | None = None, tables: Tables | None = None,
+) -> Placed:  # fmt: skip
+    """A given plan, priced in the same problem; what is not given is completed at the least cost.
+
+    Raises PlanError where a given decision is not in the space.
+    """
+    start = time.perf_counter()
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}))
+    return problem.placed(solve(problem.factor_graph(), problem.blocks()), start)
+
+
+def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
+    """Tables to hand to several searches on one mesh with one pricing, whatever their graphs, prices and limits."""
+    active = [k for k, n in enumerate(mesh_shape) if n > 1]
+    return Tables(pricing, tuple(axes[k] for k in active), tuple(mesh_shape[k] for k in active))
+
+
+def _problem(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, terms: Terms, space: Space | None, tables: Tables | None,
+    given: Given = ({}, {}, {}),
+) -> Problem:  # fmt: skip
+    wanted = new_tables(axes, mesh_shape, pricing)
+    if len(axes) != len(mesh_shape) or terms.num_microbatches < 1:
+        raise PlanError(f"a mesh of axes {tuple(axes)} and shape {tuple(mesh_shape)} with {terms.num_microbatches} microbatches cannot be searched")
+    if tables is not None and (tables.axes, tables.mesh_shape) != (wanted.axes, wanted.mesh_shape):
+        raise PlanError(f"tables of mesh {tables.axes} {tables.mesh_shape} were given for mesh {wanted.axes} {wanted.mesh_shape}")
+    tables = wanted if tables is None else tables
+    key = ("facts", id(graph), terms.recompute)
+    if key not in tables.memo:
+        tables.memo[key] = (graph, analyse(graph, terms.recompute))
+    return Problem(graph, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
+
+
+__all__ = ["Placed", "new_tables", "price", "search"]

@@ -1,0 +1,82 @@
+"""A plan in the words that people ask for, and what a simulation says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ir.cluster import Cluster
+from ir.graph import Graph
+from ir.plan import ParamPlacement, Plan
+from ir.program import Program
+from ir.timeline import Timeline
+from planner.frontends.model import Model
+from simulator.memory import Ledger
+
+GIB = 2.0**30
+
+
+def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
+    """The `layout` of the command's documents: dp, tp, pp, mbs, schedule, recompute, and ZeRO level and sequence parallelism read off the placements."""
+    size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
+    dp = size.get("dp", 1)
+    return {
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.stages), "cp": 1, "ep": 1, "vpp": 1, "mbs": plan.microbatch // dp,
+        "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "recompute": "full" if plan.recompute else "none",
+        "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+    }  # fmt: skip
+
+
+def zero_level(graph: Graph, plan: Plan) -> int:
+    """The ZeRO level that most bytes of the parameters follow on the data-parallel axis."""
+    if "dp" not in plan.axes or plan.mesh_shape[plan.axes.index("dp")] == 1:
+        return 0
+    axis = plan.axes.index("dp")
+    weight: dict[int, int] = {}
+    for name, place in plan.params.items():
+        level = _level(place, axis)
+        weight[level] = weight.get(level, 0) + graph.tensors[name].nbytes
+    return max(sorted(weight), key=lambda level: weight[level])
+
+
+def _level(place: ParamPlacement, axis: int) -> int:
+    state, held, grad = (nd[axis] for nd in place)
+    if not state.is_split:
+        return 0
+    if held.is_split:
+        return 3
+    return 2 if grad.is_split else 1
+
+
+def is_sequence_parallel(graph: Graph, plan: Plan) -> bool:
+    """Whether most tensors of the residual stream are split along the sequence on the tensor-parallel axis."""
+    if "tp" not in plan.axes or plan.mesh_shape[plan.axes.index("tp")] == 1:
+        return False
+    axis = plan.axes.index("tp")
+    stream = [plan.hubs[t].value[axis] for n in graph.nodes if n.op == "add" for t in n.outputs if t in plan.hubs]
+    return sum(s.is_split and s.dim == 1 for s in stream) * 2 > len(stream)
+
+
+def model_flops(model: Model, plan: Plan) -> float:
+    """Floating point operations that one step of the model needs: three times the forward, causal attention counted half, recompute not counted."""
+    graph = model.graph(1, plan.seq, plan.dtype)
+    forward = sum(graph.op(n).flops_of(graph.sizes(n), n.attrs) for n in graph.nodes if graph.op(n).is_contraction or n.op == "attention")
+    return 3.0 * forward * plan.batch
+
+
+def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:
+    """The measured-looking part of a plan's entry, from its simulation; keys as in the command's documents."""
+    step_s = timeline.step_s
+    parts = timeline.breakdown(program)
+    flops = model_flops(model, plan) / plan.num_ranks / step_s
+    peak = cluster.devices[0].flops_per_s.get(plan.dtype, 0.0)
+    return {
+        "step_s": step_s, "tokens_per_s_per_gpu": plan.batch * plan.seq / step_s / plan.num_ranks, "tflops_per_gpu": flops / 1e12,
+        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB, "fits": memory.fits,
+        "comm": communication(program, timeline),
+    }  # fmt: skip
+
+
+def communication(program: Program, timeline: Timeline) -> list[Mapping[str, Any]]:
+    """One entry for each (axis, kind): per step and rank, the rank that spends most; `exposed_s` is the part during which its compute queue is idle."""
+    return [row.to_json() for row in timeline.communication(program)]

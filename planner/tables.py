@@ -1,0 +1,361 @@
+"""The cost tables of the placement search: built once for every class of equal nodes and tensors, with numpy, and kept between searches.
+
+Indices: a tensor class numbers its legal placements (`Boxes.places`); the states of a node, a hub or a parameter are arrays of such numbers, so that the table
+of an edge is a box table indexed by them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir.boxing import Step, kind_1d, legal, may_step
+from ir.errors import PlanError
+from ir.graph import Node, Tensor
+from ir.op import Op, Rule
+from ir.ops import catalogue
+from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_shape
+from ir.units import DTYPE_BYTES
+from planner.facts import NodeFacts
+from planner.pricing import Pricing, boxing_price, work_of
+
+Table = NDArray[np.float64]
+Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Every legal placement of one shape on one mesh: local bytes, and the seconds of the cheapest chain between any two."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    has_max: bool
+    axes: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    pricing: Pricing = field(repr=False)
+
+    @cached_property
+    def places(self) -> tuple[NdSbp, ...]:
+        one = (B, P, *((P_MAX,) if self.has_max else ()), *map(S, range(len(self.shape))))
+        return tuple(nd for nd in itertools.product(one, repeat=len(self.axes)) if legal(self.shape, nd, self.mesh_shape))
+
+    @cached_property
+    def index(self) -> Mapping[NdSbp, int]:
+        return {nd: i for i, nd in enumerate(self.places)}
+
+    def of(self, places: Iterable[NdSbp]) -> Index:
+        return np.array([self.index[nd] for nd in places], dtype=np.intp)
+
+    @cached_property
+    def nbytes(self) -> Table:
+        """Bytes on the rank that has most."""
+        return np.array([math.prod(local_shape(self.shape, nd, self.mesh_shape)) * self.itemsize for nd in self.places], dtype=float)
+
+    @cached_property
+    def local_s(self) -> Table:
+        """Seconds to read and write a local copy once each."""
+        return np.array([self.pricing.local_s(2 * n) for n in self.nbytes])
+
+    @cached_property
+    def cost(self) -> Table:
+        """[src, dst]: what `ir.boxing.chain` costs under the same price; inf where there is no way.
+
+        As there, a chain enters P only on an axis whose goal is P.
+        """
+        steps, enters = self._steps()
+        out = np.full(steps.shape, np.inf)
+        goals = np.array([[s.is_partial for s in nd] for nd in self.places], dtype=bool).reshape(len(self.places), len(self.axes))
+        for pattern in itertools.product((False, True), repeat=len(self.axes)):
+            columns = np.flatnonzero((goals == np.array(pattern, dtype=bool)).all(axis=1))
+            allowed = [-1, *(axis for axis, partial in enumerate(pattern) if partial)]
+            way = np.where(np.isin(enters, allowed), steps, np.inf)
+            np.fill_diagonal(way, 0.0)
+            for k in range(len(way)):
+                np.minimum(way, way[:, k, None] + way[None, k, :], out=way)
+            out[:, columns] = way[:, columns]
+        return out
+
+    def _steps(self) -> tuple[Table, Index]:
+        """Seconds of every single step, and the axis on which it enters P, -1 for none."""
+        n = len(self.places)
+        cost, enters = np.full((n, n), np.inf), np.full((n, n), -1, dtype=np.intp)
+        price = boxing_price(self.pricing, self.axes, self.mesh_shape, self.shape, self.itemsize)
+        for i, src in enumerate(self.places):
+            for axis in range(len(self.axes)):
+                for target in (B, P, *((P_MAX,) if self.has_max else ()), *map(S, range(len(self.shape)))):
+                    here = src[axis]
+                    if target == here or (here.is_partial and target.is_partial) or (here.is_split and target == P_MAX):
+                        continue
+                    dst = (*src[:axis], target, *src[axis + 1 :])
+                    j = self.index.get(dst)
+                    if j is None or not may_step(src, dst, axis):
+                        continue
+                    cost[i, j] = price(Step(axis, kind_1d(here, target), src, dst))
+                    if target.is_partial:
+                        enters[i, j] = axis
+        return cost, enters
+
+
+@dataclass(frozen=True, eq=False)
+class NodeClass:
+    """All nodes that are alike: states (one rule for each axis), seconds forward and of the gradient operators, placements by operand and state.
+
+    `ins`, `outs`: placements of the operands; `cots`: of the cotangents of the inputs as given; `needs`: of the cotangents of the outputs as needed.
+    """
+
+    facts: NodeFacts
+    states: tuple[tuple[Rule, ...], ...]
+    forward_s: Table
+    backward_s: Table
+    in_boxes: tuple[Boxes, ...]
+    out_boxes: tuple[Boxes, ...]
+    ins: tuple[Index, ...]
+    outs: tuple[Index, ...]
+    cots: tuple[Index, ...]
+    needs: tuple[Index, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HubClass:
+    """All tensors that are alike; a state is a pair (value, cotangent) for each axis."""
+
+    boxes: Boxes
+    differentiable: bool
+    states: tuple[tuple[tuple[Sbp, Sbp], ...], ...]
+    value: Index
+    cotangent: Index
+
+
+@dataclass(frozen=True, eq=False)
+class ParamClass:
+    """All parameters that are alike; a state is a triple (state, held, grad) for each axis.
+
+    `step_s`: once a step grad -> state, update, state -> held. `params`, `optimizer`: bytes that stay on a rank. Gradients accumulate, and are brought to the
+    state, as wide as the state: placements in `wide`.
+    """
+
+    boxes: Boxes
+    wide: Boxes
+    states: tuple[tuple[tuple[Sbp, Sbp, Sbp], ...], ...]
+    state: Index
+    held: Index
+    grad: Index
+    step_s: Table
+    params: Table
+    optimizer: Table
+
+    def grads(self, num_uses: int) -> Table:
+        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
+        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        return total + num_uses * self.wide.nbytes[self.grad]
+
+
+AnyClass = NodeClass | HubClass | ParamClass
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The states of a class that are open in some problem."""
+
+    cls: AnyClass
+    rows: Index
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass
+class Tables:
+    """The memory of the search for one mesh and one pricing: classes and box tables by what they depend on.
+
+    Axes of size 1 are left out by the caller: on them there is nothing to choose.
+    """
+
+    pricing: Pricing
+    axes: tuple[str, ...]
+    mesh_shape: tuple[int, ...]
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def boxes(self, tensor: Tensor, has_max: bool = False) -> Boxes:
+        key = ("boxes", tensor.shape, DTYPE_BYTES[tensor.dtype], has_max)
+        if key not in self.memo:
+            self.memo[key] = Boxes(tensor.shape, key[2], has_max, self.axes, self.mesh_shape, self.pricing)
+        found: Boxes = self.memo[key]
+        return found
+
+    # ---- nodes -----------------------------------------------------------------------------------------------------------------------------------
+
+    def node(self, node: Node, facts: NodeFacts, tensors: Mapping[str, Tensor], maxima: frozenset[str], uneven: frozenset[str]) -> NodeClass:
+        """The class of a node; `maxima` are the tensors that may be P(max), `uneven` the labels that need not divide."""
+        ins, outs = [tensors[t] for t in node.inputs], [tensors[t] for t in node.outputs]
+        attrs = tuple((k, repr(v)) for k, v in node.attrs.items() if k != "salt")
+        peaks = tuple(t.name in maxima for t in (*ins, *outs))
+        key = ("node", node.op, tuple((t.shape, t.dtype) for t in (*ins, *outs)), peaks, attrs, facts.carries, uneven)
+        if key not in self.memo:
+            self.memo[key] = self._node(node, facts, ins, outs, peaks, uneven)
+        found: NodeClass = self.memo[key]
+        return found
+
+    def _node(
+        self, node: Node, facts: NodeFacts, ins: Sequence[Tensor], outs: Sequence[Tensor], peaks: Sequence[bool], uneven: frozenset[str]
+    ) -> NodeClass:  # fmt: skip
+        op = facts.op
+        sizes = op.bind([t.shape for t in ins], node.attrs, node.name)
+        on_axes = [_rules(facts, sizes, n, uneven) for n in self.mesh_shape]
+        states = tuple(nd for nd in itertools.product(*on_axes) if _fits(op, sizes, _cuts(nd, self.mesh_shape), uneven))
+        dtype = next((t.dtype for t in (*ins, *outs) if not t.dtype.startswith("int")), outs[0].dtype)
+        seconds = self._seconds(node, facts, sizes, states, dtype)
+        boxes = tuple(self.boxes(t, peak) for t, peak in zip((*ins, *outs), peaks, strict=True))
+        boxes_in, boxes_out = boxes[: len(ins)], boxes[len(ins) :]
+        per_axis = [[(op.placements(r), op.cotangents(r)) for r in nd] for nd in states]
+
+        def side(boxes: Sequence[Boxes], what: int, which: int) -> tuple[Index, ...]:
+            return tuple(box.of(tuple(axis[what][which][i] for axis in state) for state in per_axis) for i, box in enumerate(boxes))
+
+        return NodeClass(
+            facts, states, *seconds, boxes_in, boxes_out, side(boxes_in, 0, 0), side(boxes_out, 0, 1), side(boxes_in, 1, 0), side(boxes_out, 1, 1),
+        )  # fmt: skip
+
+    def _seconds(self, node: Node, facts: NodeFacts, sizes: Mapping[str, int], states: Sequence[tuple[Rule, ...]], dtype: str) -> tuple[Table, Table]:
+        """Forward and backward seconds by state; states with equal local sizes are priced once, and a kernel that only copies is left out of a Program."""
+        known: dict[tuple[int, ...], tuple[float, float]] = {}
+        width = DTYPE_BYTES[dtype]
+        out = np.empty((2, len(states)))
+        for i, nd in enumerate(states):
+            local = dict(sizes)
+            for rule, parts in zip(nd, self.mesh_shape, strict=True):
+                if rule.kind == "split":
+                    local[rule.on] = -(-local[rule.on] // parts)
+            key = tuple(local.values())
+            if key not in known:
+                forward, *backward = (
+                    0.0 if op.copies else self.pricing.compute_s(op.name, dtype, *work_of(op, local, node.attrs, width)) for op in (facts.op, *facts.grads)
+                )
+                known[key] = (forward, sum(backward))
+            out[:, i] = known[key]
+        return out[0], out[1]
+
+    # ---- hubs ------------------------------------------------------------------------------------------------------------------------------------
+
+    def hub(self, tensor: Tensor, uneven_dims: frozenset[int], differentiable: bool, has_max: bool, is_output: bool) -> HubClass:
+        """The class of a tensor's hub; the cotangent of an output is the seed, which is B."""
+        key = ("hub", tensor.shape, tensor.dtype, uneven_dims, differentiable, has_max, is_output)
+        if key not in self.memo:
+            self.memo[key] = self._hub(tensor, uneven_dims, differentiable, has_max, is_output)
+        found: HubClass = self.memo[key]
+        return found
+
+    def _hub(self, tensor: Tensor, uneven_dims: frozenset[int], differentiable: bool, has_max: bool, is_output: bool) -> HubClass:
+        boxes = self.boxes(tensor, has_max)
+        pairs = [(B, B), *(((B, P),) if differentiable and not is_output else ()), (P, B)]
+        pairs += [(P_MAX, B)] if has_max else []
+        pairs += [(S(d), S(d)) for d in range(len(tensor.shape))]
+        states = tuple(
+            nd for nd in itertools.product(pairs, repeat=len(self.axes)) if self.even(tensor.shape, tuple(v for v, _ in nd), uneven_dims)
+        )  # fmt: skip
+        value = boxes.of(tuple(v for v, _ in nd) for nd in states)
+        return HubClass(boxes, differentiable, states, value, boxes.of(tuple(c for _, c in nd) for nd in states))
+
+    def even(self, shape: Sequence[int], nd: NdSbp, uneven_dims: frozenset[int]) -> bool:
+        """Whether every split dim divides, or may be uneven and leaves no part empty."""
+        for dim in {s.dim for s in nd if s.is_split}:
+            parts = math.prod(n for s, n in zip(nd, self.mesh_shape, strict=True) if s == S(dim))
+            if shape[dim] % parts and (dim not in uneven_dims or shape[dim] < parts):
+                return False
+        return True
+
+    # ---- parameters ------------------------------------------------------------------------------------------------------------------------------
+
+    def param(self, tensor: Tensor, uneven_dims: frozenset[int], optimizer: str) -> ParamClass:
+        """The class of a parameter."""
+        key = ("param", tensor.shape, tensor.dtype, uneven_dims, optimizer)
+        if key not in self.memo:
+            self.memo[key] = self._param(tensor, uneven_dims, optimizer)
+        found: ParamClass = self.memo[key]
+        return found
+
+    def _param(self, tensor: Tensor, uneven_dims: frozenset[int], optimizer: str) -> ParamClass:
+        boxes, wide = self.boxes(tensor), self.boxes(replace(tensor, dtype=state_dtype(tensor.dtype)))
+        triples: list[tuple[Sbp, Sbp, Sbp]] = [(B, B, B), (B, B, P)]
+        for d in range(len(tensor.shape)):
+            triples += [(S(d), held, grad) for held in (B, S(d)) for grad in (S(d), P, B)]
+        states = tuple(
+            nd for nd in itertools.product(triples, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims)
+        )  # fmt: skip
+        state, held, grad = (boxes.of(tuple(t[i] for t in nd) for nd in states) for i in range(3))
+        apart = boxes.nbytes[held] * (state != held)
+        num_states = num_optimizer_states(optimizer) + (wide is not boxes)
+        update = self._update_s(wide, optimizer, tensor.dtype)
+        return ParamClass(
+            boxes, wide, states, state, held, grad, wide.cost[grad, state] + update[state] + boxes.cost[state, held], boxes.nbytes[state] + apart,
+            num_states * wide.nbytes[state],
+        )  # fmt: skip
+
+    def _update_s(self, wide: Boxes, optimizer: str, dtype: str) -> Table:
+        """Seconds of the update by placement of the state: reads the gradient, reads and writes the master copy and the states; a cast where there is one."""
+        op = catalogue(optimizer)
+        one = op.for_ranks([1 if o.dims else 0 for o in op.inputs])
+        out = []
+        for num_elements in wide.nbytes / wide.itemsize:
+            n = int(num_elements)
+            seconds = self.pricing.compute_s(optimizer, state_dtype(dtype), *work_of(one, {"b": n}, {}, wide.itemsize))
+            if state_dtype(dtype) != dtype:
+                seconds += self.pricing.compute_s("cast", state_dtype(dtype), *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
+            out.append(seconds)
+        return np.array(out)
+
+
+def _rules(facts: NodeFacts, sizes: Mapping[str, int], parts: int, uneven: frozenset[str]) -> tuple[Rule, ...]:
+    """Rules legal on one axis, judged on its own, for the operator and for every gradient operator that runs."""
+    op = facts.op
+    grad_rules = [(g, frozenset(g.rules())) for g in facts.grads]
+    found = []
+    for rule in op.rules():
+        if rule.kind == "B~P" and not facts.grads:
+            continue
+        if rule.kind == "split" and not _fits(op, sizes, {rule.on: parts}, uneven):
+            continue
+        if all(op.grad_rule(rule, g) in rules for g, rules in grad_rules):
+            found.append(rule)
+    return tuple(found)
+
+
+def _fits(op: Op, sizes: Mapping[str, int], cuts: Mapping[str, int], uneven: frozenset[str]) -> bool:
+    """Whether labels may be cut into these numbers of parts: evenly, or unevenly where that is allowed and leaves no part empty."""
+    return all(sizes[label] % parts == 0 or (label in uneven and not op.must_divide(label) and sizes[label] >= parts) for label, parts in cuts.items())
+
+
+def _cuts(nd: Sequence[Rule], mesh_shape: Sequence[int]) -> dict[str, int]:
+    cuts: dict[str, int] = {}
+    for rule, parts in zip(nd, mesh_shape, strict=True):
+        if rule.kind == "split":
+            cuts[rule.on] = cuts.get(rule.on, 1) * parts
+    return cuts
+
+
+def state_dtype(dtype: str) -> str:
+    """Optimizer states, master copy and gradient accumulators are float32 where the parameter is narrower.
+
+    >>> state_dtype("bfloat16"), state_dtype("float64")
+    ('float32', 'float64')
+    """
+    return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
+
+
+def num_optimizer_states(optimizer: str) -> int:
+    """State tensors besides the master copy.
+
+    >>> num_optimizer_states("adamw"), num_optimizer_states("sgd")
+    (2, 1)
+    """
+    op = catalogue(optimizer)
+    if {"g", "norm2", "w"} - {o.name for o in op.inputs}:
+        raise PlanError(f"`{optimizer}` is no optimizer; known are adamw and sgd")
+    return len(op.inputs) - 3

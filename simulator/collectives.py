@@ -1,0 +1,225 @@
+"""Collectives in the alpha-beta model on the topology: every algorithm is a line, seconds = fixed + bytes x slope, and the cheapest line counts.
+
+A slope is the load of the fullest link over its bandwidth, all groups that run at once included: eight data-parallel groups that cross one NIC a node load it
+eight times. Bytes follow `ir.work`: the larger of what a rank reads and writes, so N is the whole tensor of an all-reduce, the gathered tensor of an
+all-gather, the tensor before a reduce-scatter. With n ranks, g of them on each of k nodes (Thakur, Rabenseifner and Gropp, 2005; Sanders, Speck and Traeff,
+2009, for the double tree):
+
+| algorithm | bytes that leave a rank | latency |
+|---|---|---|
+| ring, all-gather or reduce-scatter | N (n-1)/n | n-1 hops |
+| ring, all-reduce | 2 N (n-1)/n | 2 (n-1) hops |
+| double tree, all-reduce | 2 N | 2 (g-1) hops in the node + 2 ceil(log2 k) between nodes |
+| hierarchical | inside: N (g-1)/g, between nodes: N/g (k-1)/k; twice for all-reduce | g-1 and k-1 hops; twice for all-reduce |
+| pairwise all-to-all | N (n-1)/n | the longest path |
+
+A ring over nodes is g rings at once, each leaving a node by another member, so that all NICs of the node carry an equal part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ir.cluster import Cluster
+from simulator.routes import Edge, Routes
+
+Group = tuple[int, ...]
+
+ALGORITHMS = ("ring", "tree", "hierarchical")
+"""What a library can do that chooses freely; a profile may name fewer: NCCL has rings and trees, and its hierarchy (NVLSTree) loses to the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One algorithm's time: `fixed_s + nbytes * s_per_byte`. `loads`: bytes that each link carries for one byte of the collective, this group alone."""
+
+    algorithm: str
+    fixed_s: float
+    s_per_byte: float
+    loads: Mapping[Edge, float]
+
+    def at(self, nbytes: float) -> float:
+        return self.fixed_s + nbytes * self.s_per_byte
+
+
+FREE = Line("none", 0.0, 0.0, {})
+
+
+def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], launch_s: float, algorithms: Sequence[str]) -> tuple[Line, ...]:
+    """The algorithms for this collective, of those that the machine's library has; one of zero seconds for a group of one.
+
+    `siblings`: the groups that do the same at the same time, `group` among them. An all-to-all is always pairwise, and a ring is always there.
+    """
+    if len(group) == 1:
+        return (FREE,)
+    if kind == "all_to_all":
+        return (_line("pairwise", routes, launch_s + max(_latencies(routes, group)), _pairwise(routes, group), [_pairwise(routes, s) for s in siblings]),)
+    passes = 2 if kind == "all_reduce" else 1
+    rings = [_ring_loads(routes, s, passes * (len(s) - 1) / len(s)) for s in siblings]
+    out = [_line("ring", routes, launch_s + passes * _ring_latency(routes, group), rings[list(siblings).index(group)], rings)]
+    if kind == "all_reduce" and "tree" in algorithms:
+        out.append(_tree(routes, group, siblings, launch_s))
+    if "hierarchical" in algorithms and _regular(routes, group):
+        out.append(_hierarchical(routes, group, siblings, passes, launch_s))
+    return tuple(out)
+
+
+def p2p_line(routes: Routes, pair: Group, siblings: Sequence[Group], launch_s: float) -> Line:
+    """One message from the first of `pair` to the second; `siblings` are the pairs that send at the same time."""
+    src, dst = pair
+    if src == dst:
+        return FREE
+    loads = [_path_loads(routes, a, b) for a, b in siblings]
+    return _line("p2p", routes, launch_s + routes.latency_s(routes.path(src, dst)), _path_loads(routes, src, dst), loads)
+
+
+def siblings(cluster: Cluster, group: Group, active: frozenset[int] | None = None) -> tuple[Group, ...]:
+    """The groups that do what `group` does at the same time: its translations inside the nodes it touches, disjoint, over `active` ranks (default all).
+
+    A rank runs the same program as its neighbours, so what one group of a mesh axis does, all do. Members keep their places relative to each other.
+
+    >>> from simulator.clusters import shorthand
+    >>> siblings(shorthand("2x4xH100"), (0, 4)), siblings(shorthand("2x4xH100"), (1, 2)), siblings(shorthand("2x4xH100"), (3, 4))
+    (((0, 4), (1, 5), (2, 6), (3, 7)), ((1, 2),), ((3, 4),))
+    """
+    touched = dict.fromkeys(cluster.devices[r].node for r in group)
+    place = {rank: (node, i) for node in touched for i, rank in enumerate(cluster.nodes[node])}
+    found, taken = [group], set(group)
+    width = max(len(cluster.nodes[place[r][0]]) for r in group)
+    for shift in sorted((s for s in range(1 - width, width) if s), key=lambda s: (abs(s), -s)):
+        moved = _moved(cluster, group, place, shift)
+        if moved is not None and taken.isdisjoint(moved) and (active is None or active.issuperset(moved)):
+            found.append(moved)
+            taken.update(moved)
+    return tuple(found)
+
+
+def _moved(cluster: Cluster, group: Group, place: Mapping[int, tuple[int, int]], shift: int) -> Group | None:
+    out = []
+    for rank in group:
+        node, i = place[rank]
+        ranks = cluster.nodes[node]
+        if not 0 <= i + shift < len(ranks):
+            return None
+        out.append(ranks[i + shift])
+    return tuple(out)
+
+
+# ---- algorithms ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _line(algorithm: str, routes: Routes, fixed_s: float, own: Mapping[Edge, float], everyone: Iterable[Mapping[Edge, float]]) -> Line:
+    total: dict[Edge, float] = {}
+    for loads in everyone:
+        _add(total, loads)
+    return Line(algorithm, fixed_s, max((total.get(e, own[e]) / routes.bytes_per_s(e) for e in own), default=0.0), own)
+
+
+def _add(a: dict[Edge, float], b: Mapping[Edge, float]) -> dict[Edge, float]:
+    for edge, load in b.items():
+        a[edge] = a.get(edge, 0.0) + load
+    return a
+
+
+def _by_node(routes: Routes, group: Group) -> list[Group]:
+    found: dict[int, list[int]] = {}
+    for rank in group:
+        found.setdefault(routes.node(rank), []).append(rank)
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def _regular(routes: Routes, group: Group) -> bool:
+    """Whether the group stands on several nodes, with the same number of members, more than one, on each."""
+    nodes = _by_node(routes, group)
+    return len(nodes) > 1 and len(nodes[0]) > 1 and len({len(n) for n in nodes}) == 1
+
+
+def _rings(routes: Routes, group: Group) -> list[list[int]]:
+    """One ring inside a node; over nodes one for each member of the fullest node, its nodes' members rotated."""
+    nodes = _by_node(routes, group)
+    num_rings = max(map(len, nodes)) if len(nodes) > 1 else 1
+    return [[rank for ranks in nodes for rank in (*ranks[c % len(ranks) :], *ranks[: c % len(ranks)])] for c in range(num_rings)]
+
+
+def _ring_loads(routes: Routes, group: Group, share: float) -> dict[Edge, float]:
+    rings = _rings(routes, group)
+    loads: dict[Edge, float] = defaultdict(float)
+    for ring in rings:
+        for a, b in zip(ring, (*ring[1:], ring[0]), strict=True):
+            for edge in routes.path(a, b):
+                loads[edge] += share / len(rings)
+    return dict(loads)
+
+
+def _ring_latency(routes: Routes, group: Group) -> float:
+    """A piece passes all hops of the ring but one."""
+    ring = _rings(routes, group)[0]
+    hops = [routes.latency_s(routes.path(a, b)) for a, b in zip(ring, (*ring[1:], ring[0]), strict=True)]
+    return sum(hops) - min(hops)
+
+
+def _tree(routes: Routes, group: Group, everyone: Sequence[Group], launch_s: float) -> Line:
+    nodes = _by_node(routes, group)
+    inside = max((_chain_latency(routes, ranks) for ranks in nodes), default=0.0)
+    heads = [ranks[0] for ranks in nodes]
+    between = max((routes.latency_s(routes.path(heads[0], h)) for h in heads[1:]), default=0.0)
+    if len(nodes) == 1:
+        inside = math.ceil(math.log2(len(group))) * max(_latencies(routes, group))
+    fixed_s = launch_s + 2 * inside + 2 * math.ceil(math.log2(len(nodes))) * between
+    loads = [_ring_loads(routes, s, 2.0) for s in everyone]
+    return _line("tree", routes, fixed_s, _ring_loads(routes, group, 2.0), loads)
+
+
+def _chain_latency(routes: Routes, ranks: Group) -> float:
+    return sum(routes.latency_s(routes.path(a, b)) for a, b in pairwise(ranks))
+
+
+def _hierarchical(routes: Routes, group: Group, everyone: Sequence[Group], passes: int, launch_s: float) -> Line:
+    """Inside the nodes, and between nodes among the members of equal place; the two phases follow each other."""
+    nodes = _by_node(routes, group)
+    inside_s = passes * max(_ring_latency(routes, ranks) for ranks in nodes)
+    across = [tuple(ranks[i] for ranks in nodes) for i in range(len(nodes[0]))]
+    between_s = passes * max(_ring_latency(routes, peers) for peers in across)
+    inner = [_inside_loads(routes, s, passes) for s in everyone]
+    outer = [_between_loads(routes, s, passes) for s in everyone]
+    first = _line("inside", routes, inside_s, _inside_loads(routes, group, passes), inner)
+    second = _line("between", routes, between_s, _between_loads(routes, group, passes), outer)
+    loads = _add(dict(first.loads), second.loads)
+    return Line("hierarchical", launch_s + first.fixed_s + second.fixed_s, first.s_per_byte + second.s_per_byte, loads)
+
+
+def _inside_loads(routes: Routes, group: Group, passes: int) -> dict[Edge, float]:
+    loads: dict[Edge, float] = {}
+    for ranks in _by_node(routes, group):
+        _add(loads, _ring_loads(routes, ranks, passes * (len(ranks) - 1) / len(ranks)))
+    return loads
+
+
+def _between_loads(routes: Routes, group: Group, passes: int) -> dict[Edge, float]:
+    nodes = _by_node(routes, group)
+    k, g = len(nodes), len(nodes[0])
+    loads: dict[Edge, float] = {}
+    for i in range(g):
+        _add(loads, _ring_loads(routes, tuple(ranks[i] for ranks in nodes), passes * (k - 1) / k / g))
+    return loads
+
+
+def _pairwise(routes: Routes, group: Group) -> dict[Edge, float]:
+    loads: dict[Edge, float] = defaultdict(float)
+    for a in group:
+        for b in group:
+            for edge in routes.path(a, b) if a != b else ():
+                loads[edge] += 1 / len(group)
+    return dict(loads)
+
+
+def _path_loads(routes: Routes, src: int, dst: int) -> dict[Edge, float]:
+    return dict.fromkeys(routes.path(src, dst), 1.0)
+
+
+def _latencies(routes: Routes, group: Group) -> list[float]:
+    return [routes.latency_s(routes.path(group[0], b)) for b in group[1:]]

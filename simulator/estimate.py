@@ -1,0 +1,153 @@
+"""Closed forms: the makespan of a pipeline where one is known, and bounds that no simulation goes below.
+
+A pipeline of p stages runs m microbatches. Stage s needs `forward_s[s]` and `input_s[s]` (gradient of its input) a microbatch, `weight_s[s]` for the gradient
+of its weights, which nothing waits for but the end; `hop_s[s]` lies between stages s and s + 1, on links that carry one message at a time each way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ir.errors import PlanError
+from ir.program import Actor, Program, Queue
+from simulator.cost import CostModel
+from simulator.engine import Prices, price
+
+
+def pipeline_lower_bound(
+    forward_s: Sequence[float], input_s: Sequence[float], num_microbatches: int, weight_s: Sequence[float] = (), hop_s: Sequence[float] = (),
+    once_s: Sequence[float] = (),
+) -> float:  # fmt: skip
+    """Seconds below which no order of one step stays that runs every stage's microbatches in turn and its forwards before their backwards.
+
+    A stage s cannot start before the first microbatch has come to it and has all its work to do from then on:
+    `sum(F + hop, stages before s) + m (F + I + W)`. At its end stand the gradients of a microbatch, which must still come down to every stage i before it:
+    `- W + sum(hop + I, stages s-1 to i) + W[i]`. Then comes `once_s` (reduction, optimizer) of the stage that is looked at. The largest of these is the bound.
+    It is the makespan of GPipe and of 1F1B on uniform stages without hops, `(m + p - 1) (F + B)` (Narayanan et al., 2021, section 2.2), where `weight_s` is 0.
+
+    >>> pipeline_lower_bound([1, 1, 1, 1], [2, 2, 2, 2], 8)
+    33.0
+    """
+    p, m = len(forward_s), num_microbatches
+    forward, back, weight, hops, once = _checked(forward_s, input_s, num_microbatches, weight_s, hop_s, once_s)
+    best = 0.0
+    for s in range(p):
+        arrival = sum(forward[:s]) + sum(hops[:s])
+        end = arrival + m * (forward[s] + back[s] + weight[s])
+        best = max(best, end + once[s])
+        at = end - weight[s]
+        for i in range(s - 1, -1, -1):
+            at += hops[i] + back[i]
+            best = max(best, at + weight[i] + once[i])
+    return best
+
+
+def estimate(program: Program, cost: CostModel) -> float:
+    """Seconds of one step of a lowered pipeline, in closed form and never more than its simulation.
+
+    On a rank the compute queue runs passes one after another, and within a pass nothing overtakes it: the time that one pass alone takes from its first
+    compute firing to its last, every input from elsewhere being there, is a bound of every pass. `pipeline_lower_bound` joins the stages. The end of the step
+    (reduction, optimizer) counts with what of it the last backward cannot hide.
+    """
+    seconds = price(program, cost).seconds
+    firing_s = cost.runtime.firing_s
+    stages: dict[frozenset[int], list[float]] = {}
+    for rank in program.ranks:
+        mine = [(a, s if a.channel else s + firing_s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
+        passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
+        forward = [(a, s) for a, s in passes if a.phase == "F"]
+        back = [(a, s) for a, s in passes if a.phase != "F"]
+        begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {w for a, _ in passes for w in a.writes})
+        back_s = _alone_s(back)
+        times = [_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == "compute")]
+        layers = frozenset(a.layer for a, _ in passes if a.queue == "compute")
+        known = stages.setdefault(layers, times)
+        stages[layers] = [max(pair) for pair in zip(known, times, strict=True)]
+    order = sorted(stages, key=min)
+    sent = [(a.layer, s) for a, s in zip(program.actors, seconds, strict=True) if a.work.kind == "send" and a.phase == "F"]
+    hops = [max((s for layer, s in sent if layer in layers), default=0.0) for layers in order[:-1]]
+    columns = list(zip(*(stages[layers] for layers in order), strict=True))
+    return pipeline_lower_bound(columns[0], columns[1], program.num_microbatches, hop_s=hops, once_s=columns[2])
+
+
+def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
+    """The span of the compute firings when these actors fire once, each queue in this order, all else being there at time 0."""
+    free: dict[str, float] = {}
+    written: dict[str, float] = {}
+    first, last = None, 0.0
+    for a, seconds in firings:
+        start = max(free.get(a.queue, 0.0), *(written.get(r, 0.0) for r in a.reads), 0.0)
+        free[a.queue] = end = start + seconds
+        written.update(dict.fromkeys((*a.writes, *a.updates), end))
+        if a.queue == "compute":
+            first, last = (start if first is None else first), end
+    return last - (first or 0.0)
+
+
+def _before_and_after(once: Sequence[tuple[Actor, float]], gradients: set[str]) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
+    """Of what happens once a step, what does not depend on the gradients, and what does."""
+    after = set(gradients)
+    begin, end = [], []
+    for a, s in once:
+        if after & {*a.reads, *a.updates}:
+            after.update(a.writes)
+            end.append((a, s))
+        else:
+            begin.append((a, s))
+    return begin, end
+
+
+def gpipe_makespan(
+    forward_s: Sequence[float], input_s: Sequence[float], num_microbatches: int, weight_s: Sequence[float] = (), hop_s: Sequence[float] = ()
+) -> float:
+    """Makespan of GPipe with buffers enough: two flow shops of m equal jobs, forwards up and then backwards down, stages of any speeds.
+
+    A flow shop of equal jobs takes the way of one job through all machines and m - 1 times the slowest machine (Johnson, 1954); hops are machines too.
+
+    >>> gpipe_makespan([1, 1, 1, 1], [2, 2, 2, 2], 8), gpipe_makespan([1, 3], [2, 2], 4, hop_s=[0.5])
+    (33.0, 24.0)
+    """
+    p, m = len(forward_s), num_microbatches
+    forward, back, weight, hops, _ = _checked(forward_s, input_s, num_microbatches, weight_s, hop_s, ())
+    top = sum(forward) + sum(hops) + (m - 1) * max(*forward, *hops, 0.0)
+    way, slowest, end = 0.0, 0.0, 0.0
+    for s in range(p - 1, -1, -1):
+        slowest = max(slowest, back[s] + weight[s])
+        end = max(end, way + (m - 1) * slowest + back[s] + weight[s])
+        way += back[s] + (hops[s - 1] if s else 0.0)
+        slowest = max(slowest, hops[s - 1]) if s else slowest
+    return top + end
+
+
+def one_forward_one_backward_makespan(forward_s: float, backward_s: float, num_stages: int, num_microbatches: int) -> float:
+    """Makespan of 1F1B on uniform stages without hops: `(m + p - 1) (F + B)` (Narayanan et al., 2021, section 2.2).
+
+    >>> one_forward_one_backward_makespan(1, 2, 4, 8)
+    33
+    """
+    return (num_microbatches + num_stages - 1) * (forward_s + backward_s)
+
+
+def busiest_queue(program: Program, prices: Prices) -> tuple[Queue, float]:
+    """The queue that has most to do in a step, and its seconds: k steps never take less than k times that."""
+    busy: Mapping[Queue, float] = defaultdict(float)
+    for actor, seconds in zip(program.actors, prices.seconds, strict=True):
+        busy[actor.rank, actor.queue] += program.firings(actor) * seconds  # type: ignore[index]
+    return max(busy.items(), key=lambda item: (item[1], item[0]))
+
+
+def _checked(
+    forward_s: Sequence[float], input_s: Sequence[float], num_microbatches: int, weight_s: Sequence[float], hop_s: Sequence[float], once_s: Sequence[float]
+) -> tuple[list[float], list[float], list[float], list[float], list[float]]:
+    p = len(forward_s)
+    weight, hops, once = list(weight_s) or [0.0] * p, list(hop_s) or [0.0] * (p - 1), list(once_s) or [0.0] * p
+    if p < 1 or num_microbatches < 1 or [len(input_s), len(weight), len(once), len(hops)] != [p, p, p, p - 1]:
+        raise PlanError(
+            f"a pipeline of {p} stages and {num_microbatches} microbatches needs {p} forward, input, weight and once times and {p - 1} hops; given are "
+            f"{p}, {len(input_s)}, {len(weight)}, {len(once)} and {len(hops)}"
+        )
+    times = [*forward_s, *input_s, *weight, *hops, *once]
+    if not all(0 <= t < float("inf") for t in times):
+        raise PlanError(f"a pipeline's times must be finite and 0 or more; given are {times}")
+    return [float(t) for t in forward_s], [float(t) for t in input_s], weight, hops, once

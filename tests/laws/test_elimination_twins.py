@@ -1,0 +1,65 @@
+"""Elimination = HiGHS on all rows = brute force, on small random factor graphs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from planner.elimination import FactorGraph, integer_program, linear_program, solve
+
+
+def random_graph(seed: int) -> FactorGraph:
+    """Up to 6 variables of up to 5 states; some entries forbidden, some edges bijections, some parallel."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 7))
+    sizes = tuple(int(s) for s in rng.integers(1, 6, n))
+    unary = [rng.integers(0, 20, s).astype(float) for s in sizes]
+    edges, tables = [], []
+    for a, b in itertools.permutations(range(n), 2):
+        if rng.random() < 0.4:
+            table = rng.integers(0, 20, (sizes[a], sizes[b])).astype(float) + rng.random((sizes[a], sizes[b]))
+            table[rng.random(table.shape) < 0.15] = np.inf
+            if sizes[a] == sizes[b] and rng.random() < 0.3:
+                table = np.where(np.eye(sizes[a])[rng.permutation(sizes[a])] > 0, table, np.inf)
+            edges.append((a, b))
+            tables.append(table)
+    for table in unary:
+        table[rng.random(len(table)) < 0.05] = np.inf
+    return FactorGraph(sizes, tuple(unary), tuple(edges), tuple(tables))
+
+
+def brute_force(graph: FactorGraph) -> float:
+    return min(graph.cost(states) for states in itertools.product(*map(range, graph.num_states)))
+
+
+@pytest.mark.parametrize("chunk", range(10))
+def test_three_ways_to_the_same_optimum(chunk: int) -> None:
+    for seed in range(20 * chunk, 20 * chunk + 20):
+        graph = random_graph(seed)
+        truth = brute_force(graph)
+        found, twin = solve(graph), integer_program(graph)
+        assert found.exact
+        if math.isinf(truth):
+            assert found.states == twin.states == ()
+            assert math.isinf(found.cost)
+            continue
+        assert found.cost == pytest.approx(truth, abs=1e-9)
+        assert graph.cost(found.states) == found.cost
+        assert twin.cost == pytest.approx(truth, abs=1e-6)
+        assert found.bound == pytest.approx(truth, abs=1e-9)
+
+
+def test_some_random_graphs_are_feasible_and_some_are_not() -> None:
+    costs = [brute_force(random_graph(seed)) for seed in range(40)]
+    assert 20 < sum(map(math.isfinite, costs)) < 40
+
+
+def test_linear_program_with_its_fallback_finds_the_optimum_of_the_whole_graph() -> None:
+    for seed in range(30):
+        graph = random_graph(seed)
+        truth, found = brute_force(graph), linear_program(graph)
+        assert found.cost == pytest.approx(truth, abs=1e-6)
+        assert found.bound <= found.cost

@@ -1,0 +1,48 @@
+"""One case or more for every operator of the catalogue: sizes that 2 and 3 do not divide, and sizes that they divide."""
+
+from __future__ import annotations
+
+from tests.oracle import Case
+
+UNEVEN = {"b": 3, "s": 5, "t": 3, "h": 7, "n": 4, "m": 5, "k": 3, "v": 8, "p": 7, "z": 5, "g": 4, "r": 2, "d": 2}
+EVEN = {"b": 6, "s": 6, "t": 6, "h": 6, "n": 6, "m": 6, "k": 6, "v": 12, "p": 12, "z": 6, "g": 6, "r": 2, "d": 2}
+
+
+def _both(name: str, attrs: dict | None = None, **more: object) -> list[Case]:
+    composite = {"h": 4} if name.startswith(("rope", "head_norm", "split_heads", "merge_heads")) else {}
+    return [Case(name, {**UNEVEN, **composite}, attrs or {}, **more), Case(name, EVEN, attrs or {}, **more)]  # type: ignore[arg-type]
+
+
+def _with_grads(name: str, grads: str, attrs: dict | None = None, **more: object) -> list[Case]:
+    return [case for each in (name, *(f"{name}.{grad}" for grad in grads.split())) for case in _both(each, attrs, **more)]
+
+
+DROP = {"p": 0.3, "salt": 5}
+LLAMA3 = {"theta": 50.0, "factor": 8.0, "low": 1.0, "high": 4.0, "original": 16.0}
+CLIP = {"lr": 0.1, "max_norm": 0.5, "weight_decay": 0.1}
+IDS = {"ids": "v"}
+LABELS = {"labels": "v"}
+
+CASES: tuple[Case, ...] = tuple(
+    case
+    for group in (
+        _with_grads("linear", "dx dw"), _with_grads("linear", "dx dw", leading=1), _with_grads("linear_t", "dx dw"),
+        _with_grads("matmul", "dx dw"), _with_grads("batched_matmul", "dx dw"),
+        _with_grads("add", "dx dy"), _with_grads("add", "dx dy", leading=0), _with_grads("bias", "dx dc"), _with_grads("add_positions", "dx dy"),
+        _with_grads("scale", "dx", {"factor": -1.7}), _with_grads("mul", "dx dy"),
+        _with_grads("gelu", "dx", {"approximate": "tanh"}), _with_grads("gelu", "dx", {"approximate": "none"}), _with_grads("silu", "dx"),
+        _with_grads("swiglu", "grad"), _with_grads("dropout", "dx", DROP), _with_grads("split_heads", "dx"), _with_grads("merge_heads", "dx"),
+        _with_grads("transpose", "dx"), _with_grads("transpose", "dx", leading=1),
+        _with_grads("layer_norm", "dx dgc", {"eps": 1e-5}, positive=("rstd",)), _with_grads("rms_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)),
+        _with_grads("head_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)), _with_grads("softmax", "dx"),
+        _with_grads("attention", "grad", {"causal": True}), _with_grads("attention", "grad", {"causal": False, "scale": 0.4}),
+        _with_grads("attention", "grad", {"causal": True, **DROP}),
+        _with_grads("rope", "dx", LLAMA3), _with_grads("rope", "dx", {"theta": 10.0}),
+        _with_grads("embedding", "dtable", integers=IDS), _with_grads("positions", "dtable"),
+        _with_grads("cross_entropy", "dlogits", integers=LABELS), _both("last_max"), _with_grads("exp_sum", "dlogits", integers=LABELS),
+        _with_grads("log_loss", "dz dt", positive=("z",)), _with_grads("total", "dx", {"factor": 0.3}), _both("fill", {"value": 2.5}),
+        _with_grads("row_sum", "dx"), _both("row_max"), _both("sum_squares"), _both("sum_squares", leading=1),
+        _both("adamw", CLIP, positive=("norm2", "v")), _both("sgd", {**CLIP, "momentum": 0.9}, positive=("norm2",)), _both("cast", {"dtype": "float64"}),
+    )
+    for case in group
+)  # fmt: skip

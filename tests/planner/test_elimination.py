@@ -1,0 +1,104 @@
+"""Reductions, folding, certificates and ties of the factor-graph solver."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ir.errors import PlanError
+from planner import elimination
+from planner.elimination import FactorGraph, integer_program, linear_program, solve
+
+
+def grid(side: int, states: int, seed: int) -> FactorGraph:
+    """A square grid: treewidth `side`."""
+    rng = np.random.default_rng(seed)
+    edges = [(r * side + c, r * side + c + 1) for r in range(side) for c in range(side - 1)]
+    edges += [(r * side + c, (r + 1) * side + c) for r in range(side - 1) for c in range(side)]
+    unary = tuple(rng.random(states) for _ in range(side * side))
+    return FactorGraph((states,) * side * side, unary, tuple(edges), tuple(rng.random((states, states)) for _ in edges))
+
+
+def layers(count: int, seed: int, equal: bool) -> tuple[FactorGraph, list[list[int]]]:
+    """A chain of `count` blocks: boundary variables 0, 4, 8, ..., the three inside each joined to both boundaries and to each other."""
+    rng = np.random.default_rng(seed)
+    inner_tables = [rng.random((4, 4)) for _ in range(9)]
+    inner_unary = [rng.random(4) for _ in range(3)]
+    unary, edges, tables, blocks = [rng.random(4)], [], [], []
+    for k in range(count):
+        a, i, j, m, b = range(4 * k, 4 * k + 5)
+        if not equal:
+            inner_tables = [rng.random((4, 4)) for _ in range(9)]
+        unary += [*inner_unary, rng.random(4)]
+        edges += [(a, i), (a, j), (a, m), (i, j), (j, m), (i, m), (i, b), (j, b), (m, b)]
+        tables += inner_tables
+        blocks.append([i, j, m])
+    return FactorGraph((4,) * len(unary), tuple(unary), tuple(edges), tuple(tables)), blocks
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_folded_blocks_cost_what_the_whole_graph_costs_and_need_not_be_equal(equal: bool) -> None:
+    graph, blocks = layers(6, 3, equal)
+    plain, folded = solve(graph), solve(graph, blocks)
+    assert folded.exact
+    assert folded.cost == pytest.approx(plain.cost, abs=1e-12)
+    assert graph.cost(folded.states) == pytest.approx(integer_program(graph).cost, abs=1e-9)
+    if equal:
+        assert len({tuple(folded.states[v] for v in block) for block in blocks}) > 1
+
+
+def test_equal_blocks_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, blocks = layers(6, 3, equal=True)
+    calls = []
+    inside = elimination._eliminate_inside
+    monkeypatch.setattr(elimination, "_eliminate_inside", lambda *args: calls.append(args) or inside(*args))
+    solve(graph, blocks)
+    assert len(calls) == 1
+
+
+def test_a_grid_is_eliminated_within_the_table_limit_and_certified_or_closed_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = grid(5, 3, 1)
+    within = solve(graph)
+    assert within.method == "elimination"
+    monkeypatch.setattr(elimination, "TABLE_LIMIT", 8)
+    beyond = solve(graph)
+    assert beyond.method in ("lp", "milp")
+    assert beyond.exact
+    assert beyond.cost == pytest.approx(within.cost, abs=1e-6)
+
+
+def test_a_frustrated_cycle_is_not_integral_and_goes_to_the_integer_program() -> None:
+    """Antiferromagnetic triangle: the LP pays nothing with every marginal one half, the truth is one violated edge."""
+    unlike = np.eye(2)
+    graph = FactorGraph((2, 2, 2), (np.zeros(2),) * 3, ((0, 1), (1, 2), (0, 2)), (unlike,) * 3)
+    found = linear_program(graph)
+    assert found.method == "milp"
+    assert found.cost == pytest.approx(1.0)
+    assert solve(graph).cost == pytest.approx(1.0)
+
+
+def test_ties_go_to_the_first_state() -> None:
+    graph = FactorGraph((3, 3), (np.zeros(3), np.zeros(3)), ((0, 1),), (np.zeros((3, 3)),))
+    assert solve(graph).states == (0, 0)
+
+
+def test_infeasible_graph_costs_infinity_and_has_no_states() -> None:
+    never = np.full((2, 2), np.inf)
+    found = solve(FactorGraph((2, 2), (np.zeros(2),) * 2, ((0, 1),), (never,)))
+    assert found.states == ()
+    assert math.isinf(found.cost)
+
+
+def test_tables_of_the_wrong_shape_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"edge \(0, 1\) has a table of shape \(2, 2\)"):
+        FactorGraph((2, 3), (np.zeros(2), np.zeros(3)), ((0, 1),), (np.zeros((2, 2)),))
+
+
+def test_dominance_formed_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = grid(4, 4, 7)
+    monkeypatch.setattr(elimination, "TABLE_LIMIT", 8)
+    whole = solve(graph)
+    monkeypatch.setattr(elimination, "CHUNK", 16)
+    assert solve(graph) == whole
