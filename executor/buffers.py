@@ -10,6 +10,7 @@ import numpy as np
 from executor.backend import Array, Backend, numpy_dtype
 from ir.errors import ProgramError
 from ir.program import Program, Register
+from ir.random import initial
 
 Region = tuple[tuple[int, int], ...]
 
@@ -44,8 +45,6 @@ class Buffers:
 
     def fill(self, seed: int, given: Mapping[str, np.ndarray]) -> None:
         """Writes the initial items: from `given` by name of the logical tensor, else as the register's `init` says, drawn with `seed`."""
-        from ir.random import initial
-
         for register in self.program.registers:
             shape = whole_shape(self.program, register.tensor) if register.tensor else register.shape
             region = register.region or tuple((0, n) for n in register.shape)
