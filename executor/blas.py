@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -37,7 +37,7 @@ def one_thread() -> Iterator[str]:
             put(count)
 
 
-def _openblas() -> list[tuple[ctypes._CFuncPointer, ctypes._CFuncPointer]]:
+def _openblas() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
     """(get, set) of the number of threads for every OpenBLAS that this process has loaded."""
     maps = Path("/proc/self/maps")
     if not maps.exists():

@@ -10,6 +10,7 @@ import numpy as np
 from executor.backend import Array, Backend, numpy_dtype
 from ir.errors import ProgramError
 from ir.program import Program, Register
+from ir.random import initial
 
 Region = tuple[tuple[int, int], ...]
 
@@ -44,7 +45,6 @@ class Buffers:
 
     def fill(self, seed: int, given: Mapping[str, np.ndarray]) -> None:
         """Writes the initial items: from `given` by name of the logical tensor, else as the register's `init` says, drawn with `seed`."""
-        from ir.random import initial
 
         for register in self.program.registers:
             shape = whole_shape(self.program, register.tensor) if register.tensor else register.shape
@@ -78,7 +78,7 @@ def as_slices(region: Region, inside: Region | None = None) -> tuple[slice, ...]
 
 def whole_shape(program: Program, name: str) -> tuple[int, ...]:
     """The shape of a logical tensor: the union of the regions that registers hold of it."""
-    regions = [r.region for r in program.registers if r.tensor == name]
+    regions = [r.region for r in program.holders.get(name, ())]
     if not regions:
         raise ProgramError(f"no register holds the tensor `{name}`; there are {', '.join(tensor_names(program)) or 'none with a name'}")
     return tuple(max(region[dim][1] for region in regions) for dim in range(len(regions[0])))
@@ -97,11 +97,10 @@ def state_names(program: Program) -> tuple[str, ...]:
 
 def holders_of(program: Program, name: str) -> Sequence[Register]:
     """The registers to read a logical tensor from: those that the optimizer updates, else final gradients, else all that hold it."""
-    updated = {u for a in program.actors for u in a.updates}
-    here = [r for r in program.registers if r.tensor == name]
+    here = program.holders.get(name, ())
     if not here:
         whole_shape(program, name)
-    for choice in ([r for r in here if r.name in updated], [r for r in here if r.memory == "gradient"], here):
+    for choice in ([r for r in here if r.name in program.updated], [r for r in here if r.memory == "gradient"], here):
         if choice:
             return choice
     raise AssertionError(name)
@@ -110,7 +109,7 @@ def holders_of(program: Program, name: str) -> Sequence[Register]:
 def newest_item(program: Program, register: Register, steps: int) -> int:
     """The number of the item last published after `steps` steps."""
     firings = program.num_microbatches if register.clock == "microbatch" else 1
-    is_made = any(register.name in (*a.writes, *a.updates) for a in program.actors)
+    is_made = register.name in program.written or register.name in program.updated
     return max(0, register.initial + (steps * firings if is_made else 0) - 1)
 
 

@@ -95,7 +95,7 @@ def _write_tensor(folder: Path, name: str, value: np.ndarray) -> dict[str, Any]:
 
 
 def _read_tensor(path: Path, entry: Mapping[str, Any], name: str) -> np.ndarray:
-    value = np.load(path, allow_pickle=False)
+    value: np.ndarray = np.load(path, allow_pickle=False)
     if list(value.shape) != entry["shape"] or str(value.dtype) != entry["dtype"]:
         raise ValueError(f"tensor `{name}` is {value.dtype} {value.shape} in {path.name}, the manifest says {entry['dtype']} {entry['shape']}")
     return value

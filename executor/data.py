@@ -66,7 +66,8 @@ class ArrayData:
         if name not in self.arrays:
             raise InputError(f"the program loads an input `{name}`; there are {', '.join(self.arrays)}")
         array = self.arrays[name]
-        return array[step % len(array)][as_slices(region)]
+        piece: np.ndarray = array[step % len(array)][as_slices(region)]
+        return piece
 
 
 def text_data(path: str | Path | None, seq: int, seed: int = 0, vocab: int = 256) -> TextData:

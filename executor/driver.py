@@ -15,6 +15,7 @@ from typing import Any
 
 from executor.backend import Backend, Mark, Stream
 from executor.marks import Marks
+from executor.transport import idle
 from ir.errors import Deadlock, ExecutionError
 from ir.machine import Action, Machine
 from ir.program import Actor
@@ -47,6 +48,8 @@ class Driver:
     """
 
     def __init__(self, machine: Machine, backend: Backend, watchdog_s: float, marks: Marks | None = None) -> None:
+        if machine.steps is None:
+            raise ExecutionError("a driver needs a number of steps; this machine goes on for ever")
         self.machine = machine
         self.performs: Sequence[Callable[[int, int], None]] = ()
         self.watchdog_s = watchdog_s
@@ -141,7 +144,7 @@ class Driver:
                     lane.parked = True
             if not startable:
                 lane.gate.acquire()
-                if self.stopping:
+                if self.stopping or not lane.left:
                     return
                 with lock:
                     lane.action = action = machine.start(index)
@@ -179,12 +182,23 @@ class Driver:
         self.num_finished += 1
         self.num_running += len(woken) - 1
         for index in woken:
-            other = self.lanes[index]
-            if other.parked:
-                other.parked = False
-                other.gate.release()
+            if self.lanes[index].parked:
+                self._wake(self.lanes[index])
         if not self.num_running and not self.machine.done:
             raise Deadlock(self.machine.story())
+
+    def _wake(self, lane: Lane) -> None:
+        """Opens the gate of a parked lane, or ticks its next action off where that has no work and lets the thread sleep on."""
+        action = self.machine.head(lane.index)
+        if self.marks is None and action is not None and self.performs[action.actor] is idle:
+            self.machine.start(lane.index)
+            lane.left -= 1
+            self._finish(lane, action, lane.stream.perform(idle, action.step, action.microbatch, ()))
+            if lane.left:
+                return
+        if lane.parked:
+            lane.parked = False
+            lane.gate.release()
 
     def _num_members(self, actor: Actor) -> int:
         return len(self.machine.program.channels[actor.channel])

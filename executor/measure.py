@@ -18,19 +18,22 @@ import datetime
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from executor.blas import one_thread
 from executor.exchange import exchange_s, firing_s, hop_s
+from executor.samples import LARGE, SMALL, Sample, sample
 from executor.together import Timing, together
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ExecutionError, InputError
-from ir.op import Context, Op
+from ir.op import Op
 from ir.ops import CATALOGUE
 from ir.units import DTYPE_BYTES
 
@@ -45,30 +48,35 @@ GEMM_SHAPES = (
 )  # fmt: skip
 """Square, wide, tall and deep products of the sizes that shards of small models have, and two batches of an attention."""
 
-SMALL = {"b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32}
-LARGE = {"b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64}
-ATTRS = {
-    "eps": 1e-5, "p": 0.1, "salt": 1, "factor": 1.0, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
-    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9,
-}  # fmt: skip
-INTEGER_OPERANDS = ("ids", "labels")
 NOT_TIMED = ("fill",)
 """Operators without an element to divide by."""
 
 MIN_CPU_SHARE = 0.9
 MAX_SPREAD = 0.25
+LIMIT_S = 28.0
 """A machine is too busy when its cores gave less of their time than this, or when the same product took so much longer in one of the three looks at it."""
 
 
 @dataclass(slots=True)
 class Witness:
-    """One product timed at the beginning, in the middle and at the end: whether the machine stayed itself."""
+    """One product timed at the beginning, in the middle and at the end: whether the machine stayed itself. `patient`: it is told, but not refused."""
 
     works: Sequence[Callable[[], object]]
+    patient: bool
+    start_s: float
     looks: list[Timing]
 
     def look(self) -> None:
+        """Times the product; raises ExecutionError with the numbers when they say more of other programs than of the machine."""
         self.looks.append(together(self.works, 0.25))
+        if not self.patient and (reason := self.reason):
+            raise ExecutionError(reason)
+
+    def check_time(self) -> None:
+        """Raises ExecutionError when the measurement has taken so long that the machine cannot be its own."""
+        if not self.patient and perf_counter() - self.start_s > LIMIT_S:
+            self.look()
+            raise ExecutionError(f"this machine is too busy to be measured: {LIMIT_S} s were not enough{self._load}")
 
     @property
     def cpu_share(self) -> float:
@@ -76,18 +84,24 @@ class Witness:
 
     @property
     def spread(self) -> float:
-        times = [look.seconds for look in self.looks]
+        times = [look.wall_s for look in self.looks]
         return max(times) / min(times) - 1.0
 
-    def judge(self) -> None:
-        """Raises ExecutionError with the numbers when what was measured says more of other programs than of the machine."""
-        if self.cpu_share < MIN_CPU_SHARE or self.spread > MAX_SPREAD:
-            load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
-            cores = f"its {len(self.works)} cores gave {self.cpu_share:.0%} of their time (at least {MIN_CPU_SHARE:.0%} is needed)"
-            raise ExecutionError(
-                f"this machine is too busy to be measured: {cores} and the "
-                f"same product took up to {self.spread:.0%} longer (at most {MAX_SPREAD:.0%}); load {load}. Stop other programs and measure again"
-            )
+    @property
+    def reason(self) -> str:
+        """Why the machine is too busy, empty where it is not."""
+        if self.cpu_share >= MIN_CPU_SHARE and self.spread <= MAX_SPREAD:
+            return ""
+        cores = f"its {len(self.works)} cores gave {self.cpu_share:.0%} of their time (at least {MIN_CPU_SHARE:.0%} is needed)"
+        same = f"the same product took up to {self.spread:.0%} longer (at most {MAX_SPREAD:.0%})"
+        return f"this machine is too busy to be measured: {cores} and {same}{self._load}"
+
+    @property
+    def _load(self) -> str:
+        return f"; load {', '.join(f'{x:.2f}' for x in os.getloadavg())}. Stop other programs and measure again"
+
+    def to_json(self) -> dict[str, float]:
+        return {"cpu_share": self.cpu_share, "spread": self.spread}
 
 
 def measure(num_devices: int | None = None, progress: Progress | None = None, *, patient: bool = False) -> Cluster:
@@ -101,24 +115,21 @@ def measure(num_devices: int | None = None, progress: Progress | None = None, *,
         raise InputError(f"{n} devices were asked for; this process may use {cores} cores, give 1 to {cores}")
     say = progress or (lambda _: None)
     with one_thread():
-        witness = Witness([_gemm_work((1, 384, 384, 384), "float32", seed) for seed in range(n)], [])
+        witness = Witness([_gemm_work((1, 384, 384, 384), "float32", seed) for seed in range(n)], patient, perf_counter(), [])
         witness.look()
-        if not patient:
-            witness.judge()
         say("matrix products")
-        gemm = {dtype: [[*shape, together(_crew(n, _gemm_work, shape, dtype), 0.06).seconds] for shape in GEMM_SHAPES] for dtype in DTYPES}
+        gemm = {dtype: [[*shape, _gemm_s(n, shape, dtype, witness)] for shape in GEMM_SHAPES] for dtype in DTYPES}
         witness.look()
         say("memory")
         bandwidth = _bandwidth(n)
         call_s = together([_call_work() for _ in range(n)], 0.05).seconds
         say("operators")
-        ops = {name: found for name, op in CATALOGUE.items() if (found := _op_table(n, op)) is not None}
+        ops = {name: op_table(op, partial(_op_s, n, witness)) for name, op in CATALOGUE.items() if not op.is_contraction and name not in NOT_TIMED}
         say("transport between threads")
         hop, firing = hop_s(), firing_s()
         copied = 1 << 23
         copy_s = max(exchange_s(max(2, n), copied) - exchange_s(max(2, n), 64), 1e-9)
         witness.look()
-    assumed = _busy_note(witness, patient)
     stamp = _stamp()
     device_profile = {"gemm": {d: {"rows": rows, **stamp} for d, rows in gemm.items()}, "ops": ops, **stamp}
     memory = _memory_bytes() / n
@@ -126,8 +137,8 @@ def measure(num_devices: int | None = None, progress: Progress | None = None, *,
     devices = tuple(Device(i, _cpu_name(), 0, memory, memory, rates, bandwidth, call_s, device_profile) for i in range(n))
     transport = {"latency_s": hop, "bytes_per_s": copied / copy_s, **stamp}
     links = tuple(Link(f"gpu{i}", "host", hop / 2, copied / copy_s, "memory") for i in range(n)) if n > 1 else ()
-    profile = {"transport": transport, "driver": {"firing_s": firing, **stamp}, "num_cores": cores, "witness": _witness_json(witness), **stamp}
-    return Cluster("local", devices, links, profile, assumed).check()
+    profile = {"transport": transport, "driver": {"firing_s": firing, **stamp}, "num_cores": cores, "witness": witness.to_json(), **stamp}
+    return Cluster("local", devices, links, profile, (witness.reason,) if witness.reason else ()).check()
 
 
 def num_cores() -> int:
@@ -138,8 +149,9 @@ def num_cores() -> int:
 # ---- pieces of work ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def _crew(n: int, make: Callable[..., Callable[[], object]], *given: Any) -> list[Callable[[], object]]:
-    return [make(*given, seed) for seed in range(n)]
+def _gemm_s(n: int, shape: tuple[int, ...], dtype: str, witness: Witness) -> float:
+    witness.check_time()
+    return together([_gemm_work(shape, dtype, seed) for seed in range(n)], 0.06).seconds
 
 
 def _gemm_work(shape: tuple[int, ...], dtype: str, seed: int) -> Callable[[], object]:
@@ -167,63 +179,43 @@ def _call_work() -> Callable[[], object]:
     return lambda: np.add(a, a, out=out)
 
 
-def _op_table(n: int, op: Op) -> dict[str, Any] | None:
-    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator; None for contractions and what has no elements."""
-    if op.is_contraction or op.name in NOT_TIMED:
-        return None
-    per_element, per_flop, launches = {}, {}, []
-    for dtype in DTYPES:
-        found = [_op_seconds(n, op, sizes, dtype) for sizes in _op_sizes(op)]
-        if op.name.startswith("attention"):
-            (_, e1, f1, s1), (launch, e2, f2, s2) = (0.0, *found[1]), (0.0, *found[2])
-            per_flop[dtype] = max((s2 * e1 - s1 * e2) / (f2 * e1 - f1 * e2), 0.0)
-            per_element[dtype] = max((s2 - per_flop[dtype] * f2) / e2, 0.0)
-            launches.append(max(launch, found[0][2] - per_flop[dtype] * found[0][1] - per_element[dtype] * found[0][0], 0.0))
-        else:
-            (e0, _, s0), (e1, _, s1) = found
-            per_element[dtype] = max((s1 - s0) / (e1 - e0), 0.0)
-            per_flop[dtype] = 0.0
-            launches.append(max(s0 - per_element[dtype] * e0, 0.0))
-    return {"s_per_element": per_element, "s_per_flop": per_flop, "launch_s": min(launches)}
+def _op_s(n: int, witness: Witness, one: Sample) -> float:
+    """Seconds of one firing of a sample while every device does the same; each on arrays of its own."""
+    witness.check_time()
+    return together([one.work(np) for _ in range(n)], 0.03).seconds
 
 
-def _op_sizes(op: Op) -> list[Mapping[str, int]]:
+def op_table(op: Op, timer: Callable[[Sample], float]) -> dict[str, Any]:
+    """`launch_s`, `s_per_element` and `s_per_flop` by dtype of one operator; `timer` gives the seconds of one firing of a sample."""
+    fits = {dtype: _fit([(made, timer(made)) for made in _op_samples(op, dtype)]) for dtype in DTYPES}
+    return {
+        "s_per_element": {dtype: fit[1] for dtype, fit in fits.items()},
+        "s_per_flop": {dtype: fit[2] for dtype, fit in fits.items()},
+        "launch_s": min(fit[0] for fit in fits.values()),
+    }
+
+
+def _op_samples(op: Op, dtype: str) -> list[Sample]:
     """Small and large; of attention also a longer sequence, so that the share of its flops can be told from that of its bytes."""
+    labels = [SMALL, LARGE]
     if op.name.startswith("attention"):
-        return [SMALL, {**LARGE, "s": 64, "z": 64}, {**LARGE, "s": 256, "z": 256, "b": 1}]
-    return [SMALL, LARGE]
+        labels = [SMALL, {**LARGE, "s": 64, "z": 64}, {**LARGE, "s": 256, "z": 256, "b": 1}]
+    return [sample(op, sizes, dtype, 0) for sizes in labels]
 
 
-def _op_seconds(n: int, op: Op, labels: Mapping[str, int], dtype: str) -> tuple[float, float, float]:
-    """(elements read and written in units of the dtype, flops, seconds) of one firing."""
-    ranks = [len(o.dims) - 1 + (2 if len(o.dims) > 1 else 3 if _alone(op) else 2) if ("...",) in o.dims else len(o.dims) for o in op.inputs]
-    this = op.for_ranks(ranks)
-    sizes = {label: labels[label] for label in this.labels}
-    timing = together([_op_work(this, sizes, dtype, seed) for seed in range(n)], 0.03)
-    itemsize = DTYPE_BYTES[dtype]
-    nbytes = sum(math.prod(o.shape(sizes)) * (8 if o.name in INTEGER_OPERANDS else itemsize) for o in (*this.inputs, *this.outputs))
-    return nbytes / itemsize, this.flops_of(sizes, {**ATTRS, **sizes}), timing.seconds
-
-
-def _alone(op: Op) -> bool:
-    """Whether `...` is all that an operand with it has, so that a third dim must make the tensor large."""
-    return all(len(o.dims) == 1 for o in (*op.inputs, *op.outputs) if ("...",) in o.dims)
-
-
-def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callable[[], object]:
-    draw = np.random.default_rng(seed)
-    arrays: list[Any] = []
-    for operand in op.inputs:
-        shape = operand.shape(sizes)
-        if operand.name in INTEGER_OPERANDS:
-            arrays.append(draw.integers(0, sizes.get("v", 2), shape))
-        else:
-            arrays.append(np.abs(draw.standard_normal(shape)).astype(dtype) + 0.5)
-    arrays += [np.zeros(o.shape(sizes), dtype) for o in op.outputs]
-    attrs = {**ATTRS, **sizes, "dtype": dtype}
-    attrs["p"] = ATTRS["p"] if op.name.startswith("dropout") else sizes.get("p", 0.0)
-    context = Context(np, attrs, sizes, sizes, dict.fromkeys(sizes, 0), 1, 1, 1e-3)
-    return lambda: op.kernel(context, *arrays)
+def _fit(timed: Sequence[tuple[Sample, float]]) -> tuple[float, float, float]:
+    """(launch_s, s_per_element, s_per_flop), none below 0, with the least relative error over the samples; flops only where there are three of them."""
+    rows = np.array([[1.0, one.nbytes / DTYPE_BYTES[one.dtype], one.flops] for one, _ in timed]) / np.array([[s] for _, s in timed])
+    used = [0, 1, 2] if len(timed) > 2 else [0, 1]
+    while True:
+        scale = rows[:, used].max(axis=0)
+        found = np.linalg.lstsq(rows[:, used] / scale, np.ones(len(timed)), rcond=None)[0] / scale
+        if found.min() >= 0 or len(used) == 1:
+            out = [0.0, 0.0, 0.0]
+            for column, value in zip(used, found, strict=True):
+                out[column] = max(float(value), 0.0)
+            return out[0], out[1], out[2]
+        used.pop(int(found.argmin()))
 
 
 # ---- what the machine is -----------------------------------------------------------------------------------------------------------------------------
@@ -231,20 +223,6 @@ def _op_work(op: Op, sizes: Mapping[str, int], dtype: str, seed: int) -> Callabl
 
 def _stamp() -> dict[str, str]:
     return {"source": f"headrace measure, numpy {np.__version__}, one BLAS thread a device", "measured_on": datetime.date.today().isoformat()}
-
-
-def _busy_note(witness: Witness, patient: bool) -> tuple[str, ...]:
-    try:
-        witness.judge()
-    except ExecutionError as error:
-        if not patient:
-            raise
-        return (str(error),)
-    return ()
-
-
-def _witness_json(witness: Witness) -> dict[str, float]:
-    return {"cpu_share": witness.cpu_share, "spread": witness.spread}
 
 
 def _memory_bytes() -> float:

@@ -26,7 +26,7 @@ class NullBackend:
     """Only the order is performed; there are no losses and no tensors."""
 
     name = "null"
-    xp = None
+    xp: Any = None
     asynchronous = False
     has_arrays = False
 

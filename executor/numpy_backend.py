@@ -32,7 +32,7 @@ class NumpyBackend:
     """numpy on the cores of this machine."""
 
     name = "numpy"
-    xp = np
+    xp: Any = np
     asynchronous = False
     has_arrays = True
 

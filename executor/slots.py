@@ -52,6 +52,10 @@ class Access:
             offset += _aligned(register.nbytes)
         raise AssertionError(name)
 
+    def scratch_like(self, actor: Actor, array: Array) -> Array:
+        """A temporary array of the shape and dtype of `array`, a part of what a member of `actor`'s collective adds to."""
+        return self.backend.view(self._scratch[actor.rank, actor.queue], 0, array.shape, str(array.dtype))
+
 
 def firing_table(program: Program, actors: Sequence[Actor], make: Callable[[int, int], Callable[[], None]]) -> Callable[[int, int], None]:
     """`perform(step, microbatch)` that calls what `make(step, microbatch)` returned for the same slots.
@@ -105,11 +109,13 @@ def _first_microbatches(program: Program) -> dict[str, int]:
 
 
 def _scratch_sizes(program: Program) -> dict[tuple[int, str], int]:
-    """Bytes for each queue: what the largest actor that adds to step registers writes in one firing."""
+    """Bytes for each queue: what the largest actor that adds to step registers writes in one firing; of a collective, what any of its members does."""
     sizes: dict[tuple[int, str], int] = {}
     for a in program.actors:
         if a.clock == "microbatch" and any(program.register[w].clock == "step" for w in a.writes):
-            need = sum(_aligned(program.register[w].nbytes) for w in a.writes)
+            written = [w for member in program.channels.get(a.channel, (a,)) for w in member.writes]
+            sizes_of = [_aligned(program.register[w].nbytes) for w in written]
+            need = max(sizes_of) if a.channel else sum(sizes_of)
             sizes[a.rank, a.queue] = max(sizes.get((a.rank, a.queue), 0), need)
     return sizes
 

@@ -9,7 +9,7 @@ from typing import Any
 from executor.backend import Array, Backend
 from executor.buffers import Buffers
 from executor.slots import Access, firing_table
-from executor.transport import Move, members_of, share
+from executor.transport import Index, Move, idle, members_of, share
 from ir.errors import ProgramError
 from ir.program import Actor, Program
 
@@ -29,10 +29,9 @@ class ThreadTransport:
         writers = [a for a in members if a.writes]
         if any(len(a.reads) + len(a.writes) != (1 if a.work.kind in ("send", "recv") else 2) for a in members):
             raise ProgramError(f"channel `{actor.channel}`: each member reads one register and writes one, a send only reads, a recv only writes")
-        target = self.program.register[(actor if actor.writes else writers[0]).writes[0]]
-        moves = share(actor, members, _num_elements(target.shape))
+        moves = share(actor, members)
         if not moves:
-            return _nothing
+            return idle
 
         def make(step: int, microbatch: int) -> Callable[[], None]:
             sources = {members.index(a): self.access.array(a, a.reads[0], step, microbatch) for a in readers}
@@ -57,29 +56,17 @@ class ThreadTransport:
         if not adds:
             total, others = outs[0], outs[1:]
         else:
-            whole = self.access.scratch(actor, actor.writes[0])
-            total, others = whole.reshape(-1)[: reads[0].size].reshape(reads[0].shape), outs
+            total, others = self.access.scratch_like(actor, reads[0]), outs
         folds = [partial(fold, reads[0], reads[1], out=total), *(partial(fold, total, read, out=total) for read in reads[2:])]
         finish = [partial(xp.add, out, total, out=out) if adds else partial(xp.copyto, out, total) for out in others]
         return [*folds, *finish]
 
 
-def _part(array: Array, index: tuple[slice, ...], flat: bool) -> Array:
+def _part(array: Array, index: Index, flat: bool) -> Array:
     """A view; an array without dims stays an array."""
-    return array.reshape(-1)[index] if flat else array[(*index, ...)] if index != (...,) else array
+    return array.reshape(-1)[index] if flat else array if ... in index else array[(*index, ...)]
 
 
 def _all(operations: list[Callable[[], Any]]) -> None:
     for operation in operations:
         operation()
-
-
-def _nothing(step: int, microbatch: int) -> None:
-    pass
-
-
-def _num_elements(shape: tuple[int, ...]) -> int:
-    out = 1
-    for n in shape:
-        out *= n
-    return out

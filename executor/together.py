@@ -13,11 +13,11 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """`seconds` of one call: the median over calls and threads. `spread`: between the quartiles of all calls, relative to the median. `cpu_share`: how much of
-    the time the cores gave to the threads, below 1 where others use them too."""
+    """`seconds` of one call: processor time, the mean over calls and threads, which another program's turn on the core does not lengthen. `wall_s`: the median
+    by the clock. `cpu_share`: how much of the time the cores gave to the threads, below 1 where others use them too."""
 
     seconds: float
-    spread: float
+    wall_s: float
     cpu_share: float
 
 
@@ -51,7 +51,5 @@ def together(works: Sequence[Callable[[], object]], budget_s: float) -> Timing:
         thread.join()
     if errors:
         raise errors[0]
-    calls = sorted(t for mine in times for t in mine)
-    middle = statistics.median(calls)
-    quartiles = calls[(3 * len(calls)) // 4] - calls[len(calls) // 4]
-    return Timing(middle, quartiles / middle, sum(cpu_s) / sum(wall_s))
+    calls = [t for mine in times for t in mine]
+    return Timing(sum(cpu_s) / len(calls), statistics.median(calls), sum(cpu_s) / sum(wall_s))

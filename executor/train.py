@@ -13,7 +13,7 @@ from executor.backend import Backend, open_backend
 from executor.bind import Binder, Settings
 from executor.blas import one_thread
 from executor.buffers import Buffers, tensor_names
-from executor.data import Data, text_data
+from executor.data import ArrayData, Data, text_data
 from executor.driver import Driver
 from executor.marks import Marks
 from executor.measured import hidden_share, step_ends, timeline
@@ -121,7 +121,7 @@ def run(
     if check:
         program.check()
     device = open_backend(backend) if isinstance(backend, str) else backend
-    source = _data(program, data, seed) if device.has_arrays else None
+    source = _data(program, data, seed) if device.has_arrays else ArrayData({})
     with one_thread():
         machine = Machine(program, steps)
         buffers = Buffers(program, device)
@@ -180,7 +180,13 @@ def _data(program: Program, data: Data | str | None, seed: int) -> Data:
         return data
     if "seq" not in program.meta:
         raise InputError(f"program `{program.name}` does not say its sequence length (meta `seq`); lower the plan again, or give the data as arrays")
-    return text_data(data, int(program.meta["seq"]), seed, int(program.meta.get("vocab", 256)))
+    return text_data(data, int(program.meta["seq"]), seed, _vocab(program))
+
+
+def _vocab(program: Program) -> int:
+    """How many entries the table that looks bytes up has over all ranks; a byte above would be looked up nowhere."""
+    sizes = [a.work.total["v"] for a in program.actors if a.work.op == "embedding" and "v" in a.work.total]
+    return min([*sizes, 256])
 
 
 def _nothing(step: int, microbatch: int) -> None:

@@ -8,6 +8,7 @@ reads it.
 * `reduce_scatter`: member i reduces over all members what its own destination holds.
 * `all_reduce`: member i reduces the i-th chunk of the destination and writes it to every member.
 * p2p: the receiver copies.
+* Of a small collective the first member does the shares of all.
 
 Reductions run over the members in the order of the group, element by element, so a sum never depends on who came first.
 """
@@ -15,8 +16,10 @@ Reductions run over the members in the order of the group, element by element, s
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any, Protocol
 
 from executor.buffers import Region, as_slices
@@ -24,11 +27,15 @@ from ir.errors import ProgramError
 from ir.program import Actor
 from ir.sbp import split_sizes
 
-MIN_CHUNK = 4096
-"""Elements of an all-reduce below which another member's help costs more than it saves."""
+SMALL = 8192
+"""Elements that a member reads or writes up to which another member's help costs more than it saves."""
 
 BLOCK = 1 << 16
 """Elements of an all-reduce done at a time, so that a reduced block is still in cache when it is copied to the other members."""
+
+
+Index = tuple[slice | EllipsisType, ...]
+"""A part of an array; without dims it is the array itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,8 @@ class Move:
     `flat`: the indices are into the array seen as one dim.
     """
 
-    sources: tuple[tuple[int, tuple[slice, ...]], ...]
-    targets: tuple[tuple[int, tuple[slice, ...]], ...]
+    sources: tuple[tuple[int, Index], ...]
+    targets: tuple[tuple[int, Index], ...]
     flat: bool = False
 
 
@@ -63,20 +70,32 @@ def members_of(actor: Actor, channel: Sequence[Actor]) -> tuple[Actor, ...]:
     return tuple(by_rank[rank] for rank in actor.work.group)
 
 
-def share(actor: Actor, members: Sequence[Actor], num_elements: int) -> tuple[Move, ...]:
-    """What `actor` does of its rendezvous; `num_elements` is the size of what it writes (of an all-reduce: what each member writes)."""
-    me = next(i for i, a in enumerate(members) if a.name == actor.name)
+def idle(step: int, microbatch: int) -> None:
+    """A share without any work: whoever makes it ready may tick it off, its own thread sleeps on."""
+
+
+def share(actor: Actor, members: Sequence[Actor]) -> tuple[Move, ...]:
+    """What `actor` does of its rendezvous. Of a small collective the first member does all, which costs less than waking the others."""
     if actor.work.kind == "send":
         return ()
     if actor.work.kind == "recv":
-        return (Move(((0, (...,)),), ((1, (...,)),)),)  # type: ignore[arg-type]
+        return (Move(((0, (...,)),), ((1, (...,)),)),)
+    me = next(i for i, a in enumerate(members) if a.name == actor.name)
+    if max(_size(_region(a, key)) for a in members for key in ("src_region", "dst_region")) > SMALL:
+        return _own(me, members)
+    return () if me else tuple(move for i in range(len(members)) for move in _own(i, members))
+
+
+def _own(me: int, members: Sequence[Actor]) -> tuple[Move, ...]:
+    """The moves that belong to member `me`."""
+    actor = members[me]
     sources = [_region(a, "src_region") for a in members]
     target = _region(actor, "dst_region")
     if actor.work.op == "all_reduce":
         for a in members:
             if _region(a, "dst_region") != target or _region(a, "src_region") != target:
                 raise ProgramError(f"all_reduce `{a.name}` must read and write {target}, the region of `{actor.name}`")
-        return _chunk(me, len(members), num_elements)
+        return _chunk(me, len(members), _size(target))
     if actor.work.op == "reduce_scatter":
         for a, source in zip(members, sources, strict=True):
             if _overlap(source, target) != target:
@@ -88,9 +107,12 @@ def share(actor: Actor, members: Sequence[Actor], num_elements: int) -> tuple[Mo
     raise ProgramError(f"actor `{actor.name}`: no collective is called `{actor.work.op}`")
 
 
+def _size(region: Region) -> int:
+    return math.prod(b - a for a, b in region)
+
+
 def _chunk(me: int, num_members: int, num_elements: int) -> tuple[Move, ...]:
-    helpers = max(1, min(num_members, num_elements // MIN_CHUNK))
-    sizes = [*split_sizes(num_elements, helpers), *[0] * (num_members - helpers)]
+    sizes = split_sizes(num_elements, num_members)
     start = sum(sizes[:me])
     cuts = [*range(start, start + sizes[me], BLOCK), start + sizes[me]]
     order = [me, *(i for i in range(num_members) if i != me)]

@@ -16,14 +16,15 @@ def describe(layout: Mapping[str, Any]) -> str:
     """A layout in a line; degrees of 1 and what is off are left out.
 
     >>> describe({"dp": 4, "tp": 2, "pp": 1, "mbs": 1, "num_microbatches": 8, "schedule": "1f1b", "recompute": "none", "zero": 1, "sp": True})
-    'dp4 tp2 zero1 sp, 8 microbatches of 1'
+    'dp4 tp2 zero1 sp, 8 microbatches of 1 a rank'
     """
     words = [f"{k}{layout[k]}" for k in DEGREES if layout.get(k, 1) not in (1, None)] or ["1 device"]
     words += [f"zero{layout['zero']}"] if layout.get("zero") else []
     words += ["sp"] if layout.get("sp") else []
     words += [str(layout["schedule"])] if layout.get("pp", 1) != 1 and layout.get("schedule") else []
     words += [f"recompute {layout['recompute']}"] if layout.get("recompute") not in (None, False, 0, "", "none", [], ()) else []
-    return " ".join(words) + f", {layout.get('num_microbatches', 1)} microbatches of {layout.get('mbs', '?')}"
+    num = layout.get("num_microbatches", 1)
+    return " ".join(words) + f", {num} microbatch{'' if num == 1 else 'es'} of {layout.get('mbs', '?')} a rank"
 
 
 def percent(value: Any) -> str:

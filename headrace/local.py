@@ -9,7 +9,7 @@ from pathlib import Path
 from executor.measure import measure
 from headrace.documents import check_writable, read_json, write_json
 from ir.cluster import Cluster
-from ir.errors import ClusterError, InputError
+from ir.errors import ClusterError, ExecutionError, InputError
 
 
 def local_path() -> Path:
@@ -26,21 +26,25 @@ def local_cluster(say: Callable[[str], None]) -> Cluster:
     path = local_path()
     if not path.exists():
         say(f"`local` is not measured yet: measuring this machine, kept in {path}")
-        return measure_local(path)
+        try:
+            return measure_local(path, say)
+        except ExecutionError as error:
+            say(f"{error}. Going on with what can be had; `headrace measure` measures again")
+            return measure_local(path, say, patient=True)
     try:
         return Cluster.from_json(read_json(path))
     except (ClusterError, InputError) as error:
         raise InputError(f"`local` is kept in {path}, which is damaged: {error}. `headrace measure` measures it again") from error
 
 
-def measure_local(path: Path) -> Cluster:
-    """Measures this machine and writes the cluster to `path`."""
+def measure_local(path: Path, say: Callable[[str], None], patient: bool = False) -> Cluster:
+    """Measures this machine and writes the cluster to `path`. Raises ExecutionError when the machine is too busy to be measured, unless `patient`."""
     if path == local_path():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"`{path.parent}` cannot be made: {error.strerror}; HEADRACE_LOCAL=FILE says where else to keep `local`") from error
     check_writable(path)
-    cluster = measure()
+    cluster = measure(progress=lambda what: say(f"measuring {what}"), patient=patient)
     write_json(path, cluster.to_json())
     return cluster

@@ -19,8 +19,10 @@ from planner import frontends, search
 from planner import lower as planner_lower
 from planner.frontends.model import Model
 from planner.single import single_device
-from simulator import CostModel, clusters, ledger
-from simulator import simulate as simulate_program
+from simulator import clusters
+from simulator.cost import CostModel
+from simulator.engine import simulate as simulate_program
+from simulator.memory import ledger
 
 Progress = Callable[..., None]
 DEFAULT_BATCH_PER_DEVICE = 8

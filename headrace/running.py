@@ -15,10 +15,13 @@ from executor import train, verify
 from executor.buffers import state_names
 from headrace.documents import SCHEMA_VERSION, read_kind
 from headrace.local import local_path, measure_local
+from headrace.timelines import read_timeline
 from ir.cluster import Cluster
 from ir.errors import InputError
 from ir.plan import Plan
 from ir.program import Program
+from ir.timeline import Diff, Timeline
+from ir.timeline import diff as diff_timelines
 
 Progress = Callable[..., None]
 VERIFIED_STEPS = 3
@@ -84,7 +87,7 @@ def compare(program: Program, single: Program, steps: int, start: Mapping[str, A
     found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
     ours = theirs = dict(start)
     for _ in range(steps):
-        a, b = train.run(program, steps=1, **ours, **options), train.run(single, steps=1, **theirs, **options)
+        a, b = (train.run(p, steps=1, check=False, **state, **options) for p, state in ((program, ours), (single, theirs)))
         if a.interrupted or b.interrupted:
             raise KeyboardInterrupt
         here = verify.compare(a, b)
@@ -97,9 +100,35 @@ def compare(program: Program, single: Program, steps: int, start: Mapping[str, A
     return found
 
 
+def read_pair(predicted: Timeline | str | Path, measured: Timeline | str | Path, program: Program | None = None) -> tuple[Timeline, Timeline, Program]:
+    """Two timelines, from files where they are files, and their program. InputError when they are swapped, or no program is given and no file holds it."""
+    pair = []
+    for what in (predicted, measured):
+        if isinstance(what, Timeline):
+            pair.append(what)
+        else:
+            timeline, held = read_timeline(what)
+            pair.append(timeline)
+            program = program or held
+    if [t.kind for t in pair] != ["predicted", "measured"]:
+        raise InputError(f"a predicted and a measured timeline were expected, in this order; these are {pair[0].kind} and {pair[1].kind}")
+    if program is None:
+        raise InputError("two timelines in memory are compared through their program: give it")
+    return pair[0], pair[1], program
+
+
+def diff(predicted: Timeline | str | Path, measured: Timeline | str | Path, program: Program | None = None) -> Diff:
+    """Lays a measured timeline on a predicted one, firing by firing; from files, or from memory with their program. Raises InputError."""
+    return diff_timelines(*read_pair(predicted, measured, program))
+
+
 def measure(output: str | Path | None = None, progress: Progress | None = None) -> Cluster:
     """Measures this machine (under 30 s) and keeps it as `local`, or writes it to `output`. Raises ExecutionError when the machine is too busy."""
-    return measure_local(Path(output) if output is not None else local_path())
+    return measure_local(Path(output) if output is not None else local_path(), progress or _silent)
+
+
+def _silent(*_: Any) -> None:
+    pass
 
 
 def _next(done: train.Run) -> dict[str, Any]:

@@ -43,14 +43,16 @@ def _draw(table: Table, width: int, colour: bool) -> str:
         import rich.text
     except ImportError:
         return draw_plain(table)
-    drawn = rich.table.Table(title=rich.text.Text(table.title) if table.title else None, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    drawn = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     for head in table.columns:
         drawn.add_column(rich.text.Text(head.lstrip(">")), justify="right" if head.startswith(">") else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(rich.text.Text, row))
     text = io.StringIO()
     rich.console.Console(file=text, width=width, force_terminal=colour, color_system="auto" if colour else None).print(drawn)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    # rich would fold a title to the width of its table
+    title = [table.title] if table.title else []
+    return "\n".join(title + [line.rstrip() for line in text.getvalue().splitlines()]) + "\n"
 
 
 def draw_plain(table: Table) -> str:

@@ -130,6 +130,14 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
     raise SbpError(f"no boxing leads from {src} to {dst}")
 
 
+@lru_cache(maxsize=65536)
+def cached_chain(
+    src: NdSbp, dst: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], itemsize: int, links: tuple[Link, ...] = ()
+) -> tuple[Step, ...]:
+    """`chain` priced by `bytes_moved`: what a plan is lowered with. Equal layers ask the same again and again."""
+    return chain(src, dst, shape, mesh_shape, bytes_moved(shape, mesh_shape, itemsize, links))
+
+
 @lru_cache(maxsize=4096)
 def _moves(here: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], goal: NdSbp) -> tuple[Step, ...]:
     found = []
@@ -221,6 +229,7 @@ __all__ = [
     "Price",
     "Step",
     "bytes_moved",
+    "cached_chain",
     "chain",
     "crossing",
     "kind_1d",

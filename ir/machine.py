@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ir.errors import ProgramError
-from ir.net import compile_net, edges, item_number, needed
+from ir.net import awaited, compile_net, edges, item_number, needed
 from ir.program import Actor, Program, Queue
 from ir.story import tell
 
@@ -82,6 +82,7 @@ class Machine:
         self._running = [-1] * len(self.queues)
         self._left = -1 if steps is None else steps * net.num_nodes
         self._register_index = {r.name: i for i, r in enumerate(program.registers)}
+        self._awaited: list[list[tuple[int, int]]] | None = None
         self._slots: dict[tuple[int, str], tuple[int, int, int]] = {}
         self._compile_tokens()
         self._compile_absent()
@@ -187,6 +188,17 @@ class Machine:
             found = self._slots[node, register] = self._slot_rule(node, register)
         base, per_step, credits = found
         return (base + per_step * action.step) % credits
+
+    def waits_for(self, action: Action) -> list[Action]:
+        """The actions of other queues of its rank that must have finished before this one, as far as the orders of the queues do not imply them.
+
+        A driver whose queues are streams of a device may issue ahead, and finish an action as it is issued, if each waits on the device for the events of
+        these. Actions of steps before the first are left out; of a channel, each member has its own.
+        """
+        if self._awaited is None:
+            self._awaited = awaited(self.net)
+        node = self.net.nodes[action.actor][action.microbatch]
+        return [self._action(src, action.step - offset) for src, offset in self._awaited[node] if offset <= action.step]
 
     def story(self) -> str:
         """Who waits for what, held by whom; a cycle of waits first, if there is one."""

@@ -187,6 +187,14 @@ def needed(net: Net, found: Iterable[Edge]) -> list[tuple[int, int, int]]:
     return out
 
 
+def awaited(net: Net) -> list[list[tuple[int, int]]]:
+    """For each node the (src, offset) in other queues of its rank that it waits for, as far as no queue's order implies them."""
+    out: list[list[tuple[int, int]]] = [[] for _ in range(net.num_nodes)]
+    for src, dst, offset in needed(net, edges(net)):
+        out[dst].append((src, offset))
+    return out
+
+
 def item_number(net: Net, index: int, register: Register, node: int, step: int, produces: bool) -> int:
     """The number of the item that this firing of this step meets, counted as the producer opens them."""
     if register.clock == "step":

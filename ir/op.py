@@ -11,7 +11,9 @@ On one mesh axis an operator follows one `Rule`:
 * `linear G`: the operands of a group in which the operator is jointly linear are P, others B; outputs that depend on the group are P, others B.
 * `B~P`: forward as `B`; in the backward a P cotangent passes through, since every backward is linear in its cotangent.
 
-The nd signature is one rule for each axis. P(max) is only ever an output: whoever reads it gets it boxed. Integers are never P.
+The nd signature is one rule for each axis. No operator has more signatures than these (`tests/ir/test_operator_oracle.py` tries them all), save by what
+holds in general: P(max) is only ever an output, whoever reads it gets it boxed; equal copies are B, though they are a P(max) as well; integers are never P;
+inside a composite dim only the outermost label can be split.
 
 Gradient operators are operators of the catalogue like any other: their operands carry the names of the forward operands, `dy` is the cotangent of output `y`,
 and so the rule of a gradient operator follows from the rule of its forward operator.
@@ -23,7 +25,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ir.errors import GraphError
@@ -156,7 +158,7 @@ class Op:
     def operand(self, name: str) -> Operand:
         return next(o for o in (*self.inputs, *self.outputs) if o.name == name)
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label, in order of first appearance."""
         return tuple(dict.fromkeys(label for o in (*self.inputs, *self.outputs) for label in o.labels))

@@ -106,7 +106,7 @@ class Plan:
 
         return replace(
             self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
-            hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
+            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -135,6 +135,7 @@ class Plan:
             raise PlanError("this document is no plan; `headrace plan MODEL CLUSTER -o plan.json` writes one")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise PlanError(f"plan of schema version {data.get('schema_version')}; this headrace reads version {SCHEMA_VERSION}: plan again")
+        _check_fields(data)
         try:
             axes = tuple(data["mesh"])
 
@@ -155,8 +156,26 @@ class Plan:
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
                 tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())),
             )  # fmt: skip
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error
+
+
+_FIELDS: Mapping[str, type] = {
+    "model": dict, "cluster": dict, "batch": int, "seq": int, "dtype": str, "optimizer": dict, "layout": dict, "predicted": dict, "mesh": dict, "stages": list,
+    "schedule": str, "num_microbatches": int, "recompute": list, "params": dict, "rules": dict, "hubs": dict, "reboxed": list,
+}  # fmt: skip
+
+
+def _check_fields(data: Mapping[str, Any]) -> None:
+    """Raises PlanError at the first field that is missing or of another type than `to_json` writes."""
+    for name, kind in _FIELDS.items():
+        if name not in data:
+            raise PlanError(f"the plan document is incomplete: `{name}` is missing; plan again")
+        if type(data[name]) is not kind or (kind is int and data[name] < 1):
+            wanted = {int: "a whole number, 1 or more", str: "a name", list: "a list", dict: "an object"}[kind]
+            raise PlanError(f"the plan document is damaged: `{name}` is {data[name]!r}, not {wanted}; plan again")
+    if not isinstance(data["optimizer"].get("name"), str):
+        raise PlanError(f"the plan document is damaged: `optimizer` is {data['optimizer']!r} and has no name; plan again")
 
 
 _NUMBERED = re.compile(r"(.*?\.)(\d+)(\..*)")

@@ -112,6 +112,25 @@ class Program:
         return {r.name: r for r in self.registers}
 
     @cached_property
+    def holders(self) -> Mapping[str, tuple[Register, ...]]:
+        """The registers that hold a part of each logical tensor."""
+        found: dict[str, list[Register]] = {}
+        for r in self.registers:
+            if r.tensor:
+                found.setdefault(r.tensor, []).append(r)
+        return {t: tuple(held) for t, held in found.items()}
+
+    @cached_property
+    def updated(self) -> frozenset[str]:
+        """Names of the registers that an actor changes in place."""
+        return frozenset(u for a in self.actors for u in a.updates)
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """Names of the registers that an actor writes."""
+        return frozenset(w for a in self.actors for w in a.writes)
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({a.rank for a in self.actors}))
 

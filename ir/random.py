@@ -78,6 +78,13 @@ def kept(xp: Any, key: int, p: float, rows: Any, width: int, first: int, stop: i
     return halves[:, first % 2 : first % 2 + stop - first] >= xp.uint32(min(round(p * 2.0**32), (1 << 32) - 1))
 
 
+def growth(p: float) -> float:
+    """What survives dropout is multiplied by 1 / (1 - p), so that the expectation stays; GraphError unless 0 <= p < 1."""
+    if not 0.0 <= p < 1.0:
+        raise GraphError(f"dropout with p = {p}: give a probability from 0 up to, but not including, 1")
+    return 1.0 / (1.0 - p)
+
+
 def normal(key: int, rows: Any, width: int, first: int, stop: int) -> Any:
     """float64 [len(rows), stop - first] of standard normal numbers by Box and Muller (1958), for the columns [first, stop) of rows of `width`."""
     counters = _counters(np, rows, width, first, stop)

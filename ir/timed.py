@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ir.errors import InputError
-from ir.net import Net, compile_net, edges, needed
+from ir.net import awaited, compile_net
 from ir.program import Actor, Program
 
 if TYPE_CHECKING:
@@ -52,7 +52,14 @@ def check_belongs(timeline: Timeline, program: Program) -> None:
 
 
 def timed(timeline: Timeline, program: Program) -> list[Timed]:
-    """Every span with its actor and moments; raises InputError where the timeline is of another program."""
+    """Every span with its actor and moments, remembered for the program asked last; raises InputError where the timeline is of another program."""
+    known: list[tuple[Program, list[Timed]]] = timeline.__dict__.setdefault("_timed", [])
+    if not known or known[0][0] is not program:
+        known[:] = [(program, _timed(timeline, program))]
+    return known[0][1]
+
+
+def _timed(timeline: Timeline, program: Program) -> list[Timed]:
     check_belongs(timeline, program)
     out, joint = [], dict[tuple[str, int, int], tuple[float, float]]()
     for s, since in zip(timeline.spans, _ready(timeline.spans, program), strict=True):
@@ -74,22 +81,15 @@ def _together(t: Timed, joint: tuple[float, float]) -> Timed:
 def _ready(spans: Sequence[Span], program: Program) -> list[float]:
     """For each span the latest end of all that it had to wait for on its own rank; the first start of all where there is nothing."""
     net = compile_net(program)
-    incoming = _incoming(net)
-    node = {a.name: net.nodes[i] for i, a in enumerate(program.actors)}
-    ends = {(node[s.actor][s.microbatch], s.step): s.end_s for s in spans}
+    incoming = awaited(net)
+    for node in range(net.num_nodes):
+        after, offset = net.next_in_queue(node)
+        incoming[after].append((node, offset))
+    nodes = {a.name: net.nodes[i] for i, a in enumerate(program.actors)}
+    ends = {(nodes[s.actor][s.microbatch], s.step): s.end_s for s in spans}
     first = min((s.start_s for s in spans), default=0.0)
     out = []
     for s in spans:
-        before = ((src, s.step - offset) for src, offset in incoming[node[s.actor][s.microbatch]])
+        before = ((src, s.step - offset) for src, offset in incoming[nodes[s.actor][s.microbatch]])
         out.append(max((ends.get(key, first) for key in before), default=first))
-    return out
-
-
-def _incoming(net: Net) -> list[list[tuple[int, int]]]:
-    out: list[list[tuple[int, int]]] = [[] for _ in range(net.num_nodes)]
-    for node in range(net.num_nodes):
-        after, offset = net.next_in_queue(node)
-        out[after].append((node, offset))
-    for src, dst, offset in needed(net, edges(net)):
-        out[dst].append((src, offset))
     return out

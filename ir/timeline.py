@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ir.breakdown import breakdown, bubbles
 from ir.classes import ActorClass, by_class
+from ir.communication import CommRow, communication
 from ir.diff import Diff, diff
 from ir.errors import InputError
 from ir.live import LiveMemory, live_memory
@@ -109,6 +110,10 @@ class Timeline:
         """Seconds of a step by actor class (operator and phase), summed over ranks, most first."""
         return by_class(self, program)
 
+    def communication(self, program: Program) -> tuple[CommRow, ...]:
+        """What a step communicates, by mesh axis and kind of collective, most seconds first."""
+        return communication(self, program)
+
     def live_memory(self, program: Program) -> tuple[LiveMemory, ...]:
         """Bytes that live over time, by rank and memory class."""
         return live_memory(self, program)
@@ -160,4 +165,4 @@ def _span(number: int, actors: list[str], queues: list[str], row: list[Any]) -> 
     return Span(actors[actor], step, microbatch, rank, queues[queue], issued, start, end)
 
 
-__all__ = ["ActorClass", "Diff", "LiveMemory", "Span", "Timeline", "diff", "trace"]
+__all__ = ["ActorClass", "CommRow", "Diff", "LiveMemory", "Span", "Timeline", "diff", "trace"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ir.boxing import bytes_moved, chain, crossing
+from ir.boxing import cached_chain, crossing
 from ir.errors import PlanError
 from ir.graph import Node, Tensor
 from ir.mesh import Mesh
@@ -149,8 +149,7 @@ class _Placer:
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
         mesh = self.stages[stage].mesh
         src = self.stages[stage].values[have].nd
-        cost = bytes_moved(tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links)
-        for step in chain(src, want, tensor.shape, mesh.shape, cost):
+        for step in cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links):
             known = self.made.get((stage, tensor.name, step.dst, part))
             if known is None:
                 name = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)

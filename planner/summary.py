@@ -79,4 +79,4 @@ def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeli
 
 def communication(program: Program, timeline: Timeline) -> list[Mapping[str, Any]]:
     """One entry for each (axis, kind): per step and rank, the rank that spends most; `exposed_s` is the part during which its compute queue is idle."""
-    return [dict(row) for row in timeline.communication(program)]
+    return [row.to_json() for row in timeline.communication(program)]

@@ -15,7 +15,10 @@ from simulator.profile import bundled, curves, gpu_profile, machine_names, near
 
 _COUNT = re.compile(r"([+-]?(?:\d[\d.]*|nan|inf))x(.+)", re.IGNORECASE)
 _NIC = re.compile(r"([a-z]+)([+-]?(?:\d[\d.]*|nan|inf))(?:x([+-]?[\d.]+))?", re.IGNORECASE)
-FORMS = "write NODESxGPUSxNAME such as 4x8xH100-SXM, with @ib400, @ib400x8, @eth25, @roce200x8 or @tcp100 for the NICs of a node; a machine name; `local`; or a cluster JSON"
+FORMS = (
+    "write NODESxGPUSxNAME such as 4x8xH100-SXM, with @ib400, @ib400x8, @eth25, @roce200x8 or @tcp100 for the NICs of a node; a machine name; `local`; "
+    "or a cluster JSON"
+)
 MAX_DEVICES = 131_072
 
 
@@ -111,7 +114,8 @@ def _nic(word: str, text: str) -> Nic:
     kinds = bundled("links")["nics"]
     match = _NIC.fullmatch(word)
     if match is None or match[1].lower() not in kinds:
-        raise InputError(f"cluster `{text}`: NIC `@{word}` is not understood; write a kind ({', '.join(kinds)}), Gb/s and, after x, ports a node: @ib400, @eth25, @roce200x8")
+        forms = f"write a kind ({', '.join(kinds)}), Gb/s and, after x, ports a node: @ib400, @eth25, @roce200x8"
+        raise InputError(f"cluster `{text}`: NIC `@{word}` is not understood; {forms}")
     try:
         rate = float(match[2])
     except ValueError:

@@ -22,7 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from itertools import pairwise
 
 from ir.cluster import Cluster
 from simulator.routes import Edge, Routes
@@ -68,8 +68,9 @@ def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], la
     return tuple(out)
 
 
-def p2p_line(routes: Routes, src: int, dst: int, siblings: Sequence[Group], launch_s: float) -> Line:
-    """One message; `siblings` are the (src, dst) pairs that send at the same time."""
+def p2p_line(routes: Routes, pair: Group, siblings: Sequence[Group], launch_s: float) -> Line:
+    """One message from the first of `pair` to the second; `siblings` are the pairs that send at the same time."""
+    src, dst = pair
     if src == dst:
         return FREE
     loads = [_path_loads(routes, a, b) for a, b in siblings]
@@ -112,7 +113,9 @@ def _moved(cluster: Cluster, group: Group, place: Mapping[int, tuple[int, int]],
 
 
 def _line(algorithm: str, routes: Routes, fixed_s: float, own: Mapping[Edge, float], everyone: Iterable[Mapping[Edge, float]]) -> Line:
-    total = reduce(_add, everyone, {})
+    total: dict[Edge, float] = {}
+    for loads in everyone:
+        _add(total, loads)
     return Line(algorithm, fixed_s, max((total.get(e, own[e]) / routes.bytes_per_s(e) for e in own), default=0.0), own)
 
 
@@ -172,7 +175,7 @@ def _tree(routes: Routes, group: Group, everyone: Sequence[Group], launch_s: flo
 
 
 def _chain_latency(routes: Routes, ranks: Group) -> float:
-    return sum(routes.latency_s(routes.path(a, b)) for a, b in zip(ranks, ranks[1:], strict=False))
+    return sum(routes.latency_s(routes.path(a, b)) for a, b in pairwise(ranks))
 
 
 def _hierarchical(routes: Routes, group: Group, everyone: Sequence[Group], passes: int, launch_s: float) -> Line:

@@ -1,7 +1,7 @@
 """What actions share while they run, as a fluid: every action slows by the load of the fullest thing it uses.
 
-Cores: threads of one machine, `demand` of them an action, all slowed alike once more are wanted than there are. Links: transfers, each slowed by its fullest link.
-Both hold jobs by number, in seconds they would take alone, and finish ties in order of number.
+Cores: threads of one machine, `demand` of them an action, all slowed alike once more are wanted than there are. Links: transfers, each slowed by its fullest
+link. Both hold jobs by number, in seconds they would take alone, and finish ties in order of number.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Cores:
 
 
 class Links:
-    """Transfers over links: `demand[link]` is the share of the link that a transfer uses while alone; over 1 in sum, all that cross the link slow in proportion.
+    """Transfers over links: `demand[link]` is the share of the link that a transfer uses while alone; over 1 in sum, all that cross it slow in proportion.
 
     >>> links, nic = Links(), ("nic0", "fabric")
     >>> links.add(0.0, 0, 1.0, {nic: 1.0})

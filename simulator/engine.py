@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
 from ir.program import Actor, Program
+from ir.timeline import Span, Timeline
 from simulator.contention import Cores, Links
 from simulator.cost import CostModel
 from simulator.routes import Edge
@@ -44,6 +45,21 @@ class Prices:
     num_cores: float = 0.0
     firing_s: float = 0.0
     wake_s: float = 0.0
+
+
+def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: bool = False) -> Timeline:
+    """The predicted Timeline of `steps` steps of a program that passed `check()`; the same bytes for the same input.
+
+    Links are shared as `CostModel` says, by neighbours that always do the same; with `share_links` by the transfers that really meet, each slowed by its
+    fullest link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
+    """
+    prices = price(program, cost, share_links)
+    actors = program.actors
+    spans = tuple(
+        Span(actors[a.actor].name, a.step, a.microbatch, actors[a.actor].rank, actors[a.actor].queue, issued_s, start_s, end_s)
+        for a, issued_s, start_s, end_s in events(program, prices, steps)
+    )
+    return Timeline("predicted", spans, {"program": program.fingerprint, "cluster": cost.cluster.name, "cluster_fingerprint": cost.cluster.fingerprint})
 
 
 def price(program: Program, cost: CostModel, share_links: bool = False) -> Prices:
@@ -118,6 +134,7 @@ class _Run:
     queue_of: list[int] = field(init=False)
     cores: Cores = field(init=False)
     links: Links = field(default_factory=Links)
+    pools: list[Cores | Links] = field(init=False)
     number: int = 0
 
     def __post_init__(self) -> None:
@@ -125,6 +142,7 @@ class _Run:
         self.head_s = [0.0] * len(self.machine.queues)
         self.queue_of = [self.machine.queue_index.get((a.rank, a.queue), -1) for a in self.program.actors]
         self.cores = Cores(self.prices.num_cores)
+        self.pools = [pool for pool, used in ((self.cores, any(self.prices.cores)), (self.links, any(self.prices.links))) if used]
 
     def run(self) -> tuple[Event, ...]:
         done: list[Event] = []
@@ -148,7 +166,7 @@ class _Run:
         """The next job to end and when; at equal times the heap first, then cores, then links."""
         now_s = self.heap[0][0] if self.heap else float("inf")
         pool: Cores | Links | None = None
-        for one in (self.cores, self.links):
+        for one in self.pools:
             if one.next_s() < now_s:
                 now_s, pool = one.next_s(), one
         return heapq.heappop(self.heap) if pool is None else (now_s, pool.pop())

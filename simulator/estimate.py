@@ -54,7 +54,7 @@ def estimate(program: Program, cost: CostModel) -> float:
     firing_s = cost.runtime.firing_s
     stages: dict[frozenset[int], list[float]] = {}
     for rank in program.ranks:
-        mine = [(a, s + firing_s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
+        mine = [(a, s if a.channel else s + firing_s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
         passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
         forward = [(a, s) for a, s in passes if a.phase == "F"]
         back = [(a, s) for a, s in passes if a.phase != "F"]

@@ -1,15 +1,16 @@
 """Ranks that do the same: one of each kind is simulated for all of them.
 
-A collective is priced by its whole `work.group`, whoever of it is present, and its members are of few kinds; so a Program that holds one rank of each kind, and
-of every p2p both ends, runs like the whole as long as ranks of one kind keep in step. They do: they start alike, and all that they ever wait for is of one kind.
+A collective is priced by its whole `work.group`, whoever of it is present, and its members are of few kinds; so a Program that holds one rank of each kind,
+and of every p2p both ends, runs like the whole as long as ranks of one kind keep in step. They do: they start alike, and all that they ever wait for is of one
+kind. A folded Program is for the simulator alone: its collectives miss members, so `check()` refuses it; check the whole, or trust the lowering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ir.errors import ProgramError
-from ir.program import Actor, Program
+from ir.program import Program
 from simulator.cost import CostModel
 
 
@@ -18,10 +19,10 @@ def kinds(program: Program, cost: CostModel) -> tuple[tuple[int, ...], ...]:
 
     Classes are refined by the classes of their partners until nothing changes, and stand in order of their first rank.
     """
-    names = {rank: _local_names(program, rank) for rank in program.ranks}
-    label = _numbered({rank: _looks(program, cost, rank, names[rank]) for rank in program.ranks})
+    label = _numbered(_looks(program, cost))
+    meetings = _meetings(program)
     while True:
-        refined = _numbered({rank: (label[rank], _partners(program, rank, label)) for rank in program.ranks})
+        refined = _numbered({rank: (label[rank], _partners(meetings[rank], label)) for rank in program.ranks})
         if len(set(refined.values())) == len(set(label.values())):
             break
         label = refined
@@ -40,10 +41,11 @@ def representatives(program: Program, cost: CostModel) -> tuple[int, ...]:
     """
     classes = kinds(program, cost)
     kind_of = {rank: i for i, ranks in enumerate(classes) for rank in ranks}
+    meetings = _meetings(program)
     chosen: list[int] = []
     for ranks in classes:
         if not any(kind_of[r] == kind_of[ranks[0]] for r in chosen):
-            _close(program, kind_of, ranks[0], chosen)
+            _close(meetings, kind_of, ranks[0], chosen)
     return tuple(sorted(chosen))
 
 
@@ -62,7 +64,24 @@ def fold(program: Program, ranks: Collection[int]) -> Program:
     return Program(program.name, program.num_microbatches, actors, registers, orders, program.meta)
 
 
-def _close(program: Program, kind_of: dict[int, int], rank: int, chosen: list[int]) -> None:
+Meeting = tuple[bool, tuple[int, ...]]
+"""A channel as one of its members sees it: whether it is a p2p, and the ranks of its members, of a p2p the source first."""
+
+
+def _meetings(program: Program) -> dict[int, list[Meeting]]:
+    """For each rank its channels, in the order of its actors."""
+    met: dict[str, Meeting] = {}
+    for name, members in program.channels.items():
+        is_p2p = members[0].work.kind in ("send", "recv")
+        met[name] = (is_p2p, members[0].work.group if is_p2p else tuple(m.rank for m in members))
+    out: dict[int, list[Meeting]] = {rank: [] for rank in program.ranks}
+    for a in program.actors:
+        if a.channel:
+            out[a.rank].append(met[a.channel])
+    return out
+
+
+def _close(meetings: Mapping[int, list[Meeting]], kind_of: Mapping[int, int], rank: int, chosen: list[int]) -> None:
     """Adds `rank` and all that its channels call for."""
     open_ranks = [rank]
     while open_ranks:
@@ -70,48 +89,44 @@ def _close(program: Program, kind_of: dict[int, int], rank: int, chosen: list[in
         if here in chosen:
             continue
         chosen.append(here)
-        for members in _channels_of(program, here):
-            if members[0].work.kind in ("send", "recv"):
-                open_ranks += [m.rank for m in members]
-                continue
-            present = {kind_of[m.rank] for m in members if m.rank in chosen or m.rank in open_ranks}
-            for m in members:
-                if kind_of[m.rank] not in present:
-                    present.add(kind_of[m.rank])
-                    open_ranks.append(m.rank)
+        for is_p2p, ranks in dict.fromkeys(meetings[here]):
+            present = {kind_of[r] for r in ranks if r in chosen or r in open_ranks}
+            for r in ranks:
+                if is_p2p or kind_of[r] not in present:
+                    present.add(kind_of[r])
+                    open_ranks.append(r)
 
 
-def _channels_of(program: Program, rank: int) -> list[tuple[Actor, ...]]:
-    return [program.channels[a.channel] for a in program.actors if a.rank == rank and a.channel]
+def _looks(program: Program, cost: CostModel) -> dict[int, object]:
+    """All that a rank is by itself, with its actors and registers by their place among its own."""
+    number: dict[str, int] = {}
+    registers: dict[int, list[object]] = {rank: [] for rank in program.ranks}
+    for r in program.registers:
+        number[r.name] = len(registers.setdefault(r.rank, []))
+        registers[r.rank].append((r.nbytes, r.clock, r.credits, r.initial, r.memory))
+    actors: dict[int, list[object]] = {rank: [] for rank in program.ranks}
+    place: dict[str, int] = {}
+    for a in program.actors:
+        place[a.name] = len(actors[a.rank])
+        uses = tuple(tuple(map(number.__getitem__, use)) for use in (a.reads, a.writes, a.updates))
+        actors[a.rank].append((a.queue, a.clock, a.work.kind, cost.work_s(a.work, a.rank), len(a.work.group), uses))
+    orders: dict[int, list[object]] = {rank: [] for rank in program.ranks}
+    for (rank, queue), order in sorted(program.orders.items()):
+        if order:
+            orders[rank].append((queue, tuple((place[name], m) for name, m in order)))
+    return {rank: (tuple(actors[rank]), tuple(registers[rank]), tuple(orders[rank])) for rank in program.ranks}
 
 
-def _local_names(program: Program, rank: int) -> dict[str, int]:
-    """Actors and registers of a rank by their place in the program."""
-    actors = {a.name: i for i, a in enumerate(a for a in program.actors if a.rank == rank)}
-    registers = {r.name: -1 - i for i, r in enumerate(r for r in program.registers if r.rank == rank)}
-    return actors | registers
+def _partners(meetings: Sequence[Meeting], label: Mapping[int, int]) -> object:
+    """The labels of those whom a rank meets: of a p2p in order, of a collective as a multiset."""
+    seen: dict[Meeting, tuple[int, ...]] = {}
+    for meeting in meetings:
+        if meeting not in seen:
+            labels = [label[r] for r in meeting[1]]
+            seen[meeting] = tuple(labels if meeting[0] else sorted(labels))
+    return tuple(seen[m] for m in meetings)
 
 
-def _looks(program: Program, cost: CostModel, rank: int, names: dict[str, int]) -> object:
-    actors = tuple(
-        (a.queue, a.clock, a.work.kind, cost.work_s(a.work, rank), len(a.work.group), *(tuple(names[r] for r in use) for use in (a.reads, a.writes, a.updates)))
-        for a in program.actors
-        if a.rank == rank
-    )
-    registers = tuple((r.nbytes, r.clock, r.credits, r.initial, r.memory) for r in program.registers if r.rank == rank)
-    orders = tuple((q[1], tuple((names[name], m) for name, m in order)) for q, order in sorted(program.orders.items()) if q[0] == rank)
-    return actors, registers, orders
-
-
-def _partners(program: Program, rank: int, label: dict[int, int]) -> object:
-    """For each channel of the rank the labels of its members: of a p2p in order, of a collective as a multiset."""
-    out: list[Sequence[int]] = []
-    for members in _channels_of(program, rank):
-        labels = [label[m.rank] for m in members]
-        out.append(labels if members[0].work.kind in ("send", "recv") else sorted(labels))
-    return tuple(map(tuple, out))
-
-
-def _numbered(looks: dict[int, object]) -> dict[int, int]:
+def _numbered(looks: Mapping[int, object]) -> dict[int, int]:
     numbers: dict[object, int] = {}
     return {rank: numbers.setdefault(look, len(numbers)) for rank, look in looks.items()}

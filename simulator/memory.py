@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ir.cluster import Cluster
-from ir.program import Actor, Program, Register
+from ir.program import Program, Register
 from ir.timeline import Timeline
 from ir.units import nbytes
 
@@ -96,7 +96,7 @@ def ledger(
         for held in ranks.values():
             held["framework"] = framework_bytes
     usable = {} if cluster is None else {rank: cluster.devices[rank].usable_bytes for rank in ranks}
-    return Ledger(ranks, {} if timeline is None else live_peaks(program, timeline), usable, safe_fraction)
+    return Ledger(ranks, {} if timeline is None else _live(program, timeline), usable, safe_fraction)
 
 
 def _allocations(registers: Iterable[Register]) -> Iterable[tuple[int, str, float]]:
@@ -114,57 +114,9 @@ def _allocations(registers: Iterable[Register]) -> Iterable[tuple[int, str, floa
         yield rank, max(share, key=lambda c: share[c]), float(max(r.offset + r.nbytes * r.credits for r in shared))
 
 
-# ---- alive --------------------------------------------------------------------------------------------------------------------------------------------
-
-Spans = Mapping[tuple[str, int], list[tuple[int, float, float]]]
-"""(microbatch, start_s, end_s) of an actor's firings in a step."""
-
-
-def live_peaks(program: Program, timeline: Timeline) -> Mapping[int, Live]:
-    """By rank the most bytes that hold an item at one moment: from the start of the firing that opens it to the end of the last that reads it.
-
-    A lower bound of what any allocator needs for this timeline. Registers with initial items, or updated in place, are alive throughout.
-    """
-    spans: dict[tuple[str, int], list[tuple[int, float, float]]] = defaultdict(list)
-    steps = 0
+def _live(program: Program, timeline: Timeline) -> Mapping[int, Live]:
+    """By rank the live peak, and the actor whose start at that moment opened the last item."""
+    starts: dict[tuple[int, float], str] = {}
     for s in timeline.spans:
-        spans[s.actor, s.step].append((s.microbatch, s.start_s, s.end_s))
-        steps = max(steps, s.step + 1)
-    changes: dict[int, list[tuple[float, int, float, str]]] = defaultdict(list)
-    constant: dict[int, float] = defaultdict(float)
-    writer = {name: a for a in program.actors for name in (*a.writes, *a.updates)}
-    readers: dict[str, list[Actor]] = defaultdict(list)
-    for a in program.actors:
-        for name in a.reads:
-            readers[name].append(a)
-    for r in program.registers:
-        if r.initial or r.name not in writer:
-            constant[r.rank] += r.nbytes * r.credits
-            continue
-        for opened, closed in _lives(r, writer[r.name], readers[r.name], spans, steps):
-            changes[r.rank] += [(opened, 1, float(r.nbytes), writer[r.name].name), (closed, 0, -float(r.nbytes), "")]
-    return {rank: _peak(constant[rank], changes[rank]) for rank in program.ranks}
-
-
-def _lives(register: Register, writer: Actor, readers: list[Actor], spans: Spans, steps: int) -> Iterable[tuple[float, float]]:
-    for step in range(steps):
-        made = spans.get((writer.name, step), [])
-        used = [span for a in readers for span in spans.get((a.name, step), [])]
-        if register.clock == "step" and made:
-            yield min(start for _, start, _ in made), max(end for _, _, end in (*made, *used))
-        elif made:
-            last: dict[int, float] = {}
-            for microbatch, _, end in used:
-                last[microbatch] = max(last.get(microbatch, 0.0), end)
-            for microbatch, start, end in made:
-                yield start, max(end, last.get(microbatch, 0.0))
-
-
-def _peak(constant: float, changes: list[tuple[float, int, float, str]]) -> Live:
-    """At equal times what ends goes before what begins."""
-    now, best = constant, Live(constant, 0.0, "the run")
-    for time_s, _, size, actor in sorted(changes):
-        now += size
-        if now > best.nbytes:
-            best = Live(now, time_s, actor)
-    return best
+        starts.setdefault((s.rank, s.start_s), s.actor)
+    return {m.rank: Live(m.peak_bytes, m.peak_s, starts.get((m.rank, m.peak_s), "the run")) for m in timeline.live_memory(program)}

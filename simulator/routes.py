@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import networkx as nx
@@ -49,7 +50,7 @@ class Routes:
         return self.cluster.devices[rank].node
 
     def latency_s(self, path: tuple[Edge, ...]) -> float:
-        return sum(self.graph.edges[edge]["latency_s"] for edge in path)
+        return float(sum(self.graph.edges[edge]["latency_s"] for edge in path))
 
     def bytes_per_s(self, edge: Edge) -> float:
         rate: float = self.graph.edges[edge]["bytes_per_s"]
@@ -90,4 +91,4 @@ class Routes:
         route = self._trees[a].get(b)
         if route is None:
             raise ClusterError(f"cluster `{self.cluster.name}`: no path from {a} to {b}")
-        return tuple(zip(route, route[1:], strict=False))
+        return tuple(pairwise(route))

@@ -25,7 +25,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Case:
-    """An operator with sizes for its labels; `...` stands for `leading` dims. Values are normal numbers; `positive` operands are above 0, `integers` below a size."""
+    """An operator with sizes for its labels; `...` stands for `leading` dims. `positive` operands are above 0, `integers` below the size of a label."""
 
     name: str
     sizes: Mapping[str, int]
@@ -151,7 +151,10 @@ def _merged(a: Local, b: Local) -> Local | None:
 
 
 def _combinations(case: Case, n: int) -> Iterator[tuple[Placements, Local]]:
-    """Every tuple of placements of the inputs on which the sizes of all labels agree, with one label that only outputs have split, or none."""
+    """Every tuple of placements of the inputs on which the sizes of all labels agree, with one label that only outputs have split, or none.
+
+    Operators of many operands get P(max), which no rule has as an input, on one operand at a time.
+    """
     op, sizes = case.op, case.label_sizes
     options = []
     for o in op.inputs:
@@ -170,6 +173,8 @@ def _combinations(case: Case, n: int) -> Iterator[tuple[Placements, Local]]:
             yield chosen, local
             return
         for sbp, here in options[i]:
+            if sbp == P_MAX and len(options) > 4 and P_MAX in chosen:
+                continue
             both = _merged(local, here)
             if both is not None:
                 yield from grow(i + 1, (*chosen, sbp), both)
@@ -226,7 +231,7 @@ def derived(case: Case, n: int, op: Op | None = None) -> set[tuple[Placements, P
 
 
 def excused(entry: tuple[Placements, Placements], found: set[tuple[Placements, Placements]]) -> bool:
-    """Whether a general rule (docstring of `ir.op`) leaves this out: P(max) is never read, and a B output is not called P(max) although equal copies are one."""
+    """Whether a general rule (docstring of `ir.op`) leaves this out: P(max) is never read; equal copies are B, though they are a P(max) as well."""
     ins, outs = entry
     if P_MAX in ins:
         return True

@@ -49,7 +49,7 @@ def plan_for(model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "
     mesh = Mesh(("dp", "tp"), (want.dp, want.tp), tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
-        graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), devices, mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
+        graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
         recompute=recompute, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
     )  # fmt: skip
     weights = [1.0] * graph.num_layers

@@ -14,10 +14,10 @@ from headrace.prediction import Prediction
 from ir.errors import HeadraceError
 from ir.units import count, seconds
 from planner.frontends import zoo_names
+from simulator.profile import gpu_names, machine_names
 from ui import charts
 from ui.question import Answer, Question, Upload, answer
 
-CLUSTERS = ("local", "1x8xH100-SXM", "4x8xH100-SXM", "1x8xA100-SXM-80GB", "4x8xA100-SXM-80GB", "dgx-h100", "4xdgx-a100")
 DTYPES = {None: "automatic", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MANY_RANKS = 8
 
@@ -71,10 +71,17 @@ def ask_cluster() -> str | Upload | None:
     source = st.radio("Cluster", ("by name", "cluster.json"), horizontal=True, key="cluster_source")
     if source == "cluster.json":
         return _upload("As `headrace measure -o cluster.json` writes it", "cluster_file")
-    return st.selectbox(
-        "Name", CLUSTERS, index=1, key="cluster_name", label_visibility="collapsed", accept_new_options=True,
-        help="`local` (this machine, measured), NODESxGPUSxNAME such as 4x8xH100-SXM@ib400, or a machine; write any other one",
+    name = st.text_input(
+        "Name", "1x8xH100-SXM", key="cluster_name", label_visibility="collapsed",
+        help="`local` (this machine, measured), NODESxGPUSxNAME such as 4x8xH100-SXM@ib400, or a machine such as 4xdgx-a100",
     )  # fmt: skip
+    with st.popover("Known names", width="stretch"):
+        st.markdown(_names("GPUs", gpu_names()) + _names("Machines", machine_names()) + "`local` is this machine, measured when it is first used.")
+    return name
+
+
+def _names(title: str, names: Sequence[str]) -> str:
+    return f"**{title}**: {', '.join(f'`{name}`' for name in names)}\n\n"
 
 
 def _upload(label: str, key: str) -> Upload | None:
@@ -163,7 +170,7 @@ def _foretold(found: Answer, index: int) -> Prediction:
 
 def trace_of(foretold: Prediction) -> str:
     """The predicted timeline as Perfetto reads it."""
-    return json.dumps(foretold.timeline.perfetto())
+    return json.dumps(foretold.timeline.to_perfetto(foretold.program))
 
 
 def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from headrace.answer import Answer
 from headrace.documents import SCHEMA_VERSION, check_writable, write_text
 from headrace.progress import Progress
 from ir.units import nbytes
+from simulator.memory import ledger
 
 
 def answer(args: Namespace, progress: Progress) -> Answer:
@@ -17,7 +18,8 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     progress(f"lowering the plan of {plan.model}")
     program = planning.lower(plan).check()
     write_text(args.output, program.dumps() + "\n")
-    held = sum(r.nbytes * r.credits for r in program.registers)
+    memory = ledger(program)
+    held = sum(memory.total(rank) for rank in memory.ranks)
     document = {
         "schema_version": SCHEMA_VERSION, "kind": "lowered", "model": {"name": plan.model, "fingerprint": plan.model_fingerprint},
         "cluster": {"name": plan.cluster, "fingerprint": plan.cluster_fingerprint}, "program": args.output, "fingerprint": program.fingerprint,

@@ -6,9 +6,10 @@ from argparse import Namespace
 
 from headrace import running
 from headrace.answer import Answer
-from headrace.documents import check_writable, write_json
+from headrace.documents import check_writable
 from headrace.progress import Progress
 from headrace.tables import Shown, Table
+from headrace.timelines import write_timeline
 from ir.units import nbytes, seconds
 
 DISAGREES, INTERRUPTED = 1, 130
@@ -25,7 +26,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
         checkpoint=args.checkpoint, resume=args.resume, progress=tell,
     )  # fmt: skip
     if args.timeline:
-        write_json(args.timeline, outcome.run.timeline.to_json())
+        write_timeline(args.timeline, outcome.run.timeline, outcome.run.program)
     if outcome.run.interrupted:
         return Answer(outcome.document(), _shown(outcome, args), INTERRUPTED, f"interrupted after {len(outcome.run.loss)} of {args.steps} steps")
     if not outcome.agrees:

@@ -14,6 +14,7 @@ from headrace.layouts import FITS, comm_table, describe, percent
 from headrace.prediction import Prediction
 from headrace.progress import Progress
 from headrace.tables import Shown, Table
+from headrace.timelines import write_timeline
 from ir.cluster import Cluster
 from ir.plan import Plan
 from ir.units import nbytes, seconds
@@ -31,9 +32,9 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     progress(f"simulating {plan.model} on {cluster.name}")
     prediction = planning.simulate(plan, cluster, model)
     if args.timeline:
-        write_json(args.timeline, prediction.timeline.to_json())
+        write_timeline(args.timeline, prediction.timeline, prediction.program)
     if args.trace:
-        write_json(args.trace, prediction.timeline.perfetto())
+        write_json(args.trace, prediction.timeline.to_perfetto(prediction.program))
     found = prediction.document()
     exit_code = TOO_BIG if found["fits"] == "no" else 0
     memory = found["memory"]

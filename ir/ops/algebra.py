@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ir.errors import GraphError
 from ir.op import Context, Kernel, Op, Operand, contraction
 
 Labels = tuple[str, ...]
@@ -77,7 +78,7 @@ def _product(a: _Fold, b: _Fold, out: _Fold) -> Kernel:
 
 def _formula(operand: Operand) -> str:
     if any(len(label) > 1 and label != "..." for label in operand.labels) or any(len(dim) > 1 for dim in operand.dims):
-        raise NotImplementedError(f"{operand!r}: a contraction whose labels are not in the order of a matrix product needs labels of one letter")
+        raise GraphError(f"{operand!r}: a contraction whose labels are not in the order of a matrix product needs labels of one letter, one a dim")
     return "".join(operand.labels)
 
 

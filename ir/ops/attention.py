@@ -14,11 +14,11 @@ import numpy as np
 
 from ir.op import Attrs, Context, Sizes, op
 from ir.ops.tiles import each
-from ir.random import kept, stream
+from ir.random import growth, kept, stream
 
-BLOCK_ROWS = 128
-BLOCK_ELEMENTS = 1 << 17
-"""Scores in one block: with 4 bytes each, half the second-level cache of a core."""
+BLOCK_ROWS = 64
+BLOCK_ELEMENTS = 1 << 18
+"""Scores in one block: with 4 bytes each, the second-level cache of a core."""
 
 
 class _Block(NamedTuple):
@@ -112,7 +112,7 @@ def attention(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         keep = _kept(c, at)
         if keep is not None:
             weights *= keep
-            norm *= 1.0 - float(c.attrs["p"])
+            norm /= growth(c.attrs["p"])
         result = c.xp.matmul(weights, _keys(v, at))
         result /= norm
         _put(out, at, result)
@@ -137,12 +137,12 @@ def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse:
         dweights = c.xp.matmul(cotangents, _keys(v, at).swapaxes(1, 2))
         if keep is not None:
             dweights *= keep
-            dweights *= 1.0 / (1.0 - float(c.attrs["p"]))
+            dweights *= growth(c.attrs["p"])
         dweights -= delta[:, :, None]
         dweights *= weights
         if keep is not None:
             weights *= keep
-            weights *= 1.0 / (1.0 - float(c.attrs["p"]))
+            weights *= growth(c.attrs["p"])
         _keys(dv, at)[...] += c.xp.matmul(weights.swapaxes(1, 2), cotangents)
         _keys(dk, at)[...] += c.xp.matmul(dweights.swapaxes(1, 2), queries)
         dqueries = c.xp.matmul(dweights, _keys(k, at))

@@ -8,7 +8,7 @@ from typing import Any
 from ir.op import Context, op
 from ir.ops.erf import erf
 from ir.ops.tiles import each, flat, matrix, scratch, tiles
-from ir.random import kept, stream
+from ir.random import growth, kept, stream
 
 # ---- sums and products -----------------------------------------------------------------------------------------------------------------------------
 
@@ -22,9 +22,10 @@ def copy(c: Context, x: Any, out: Any) -> None:
 
 
 def sum_rows(c: Context, x: Any, out: Any) -> None:
-    """The sum over all dims but the last, as a product with ones: BLAS sums in blocks, so float32 loses less than by adding row after row."""
-    rows = matrix(x)
-    c.xp.matmul(c.xp.ones(len(rows), x.dtype), rows, out=out)
+    """The sum over all dims but the last; tile by tile, so that float32 loses less than by adding row after row."""
+    out[...] = 0.0
+    for (rows,) in tiles(c, matrix(x)):
+        out += c.xp.ones(len(rows), x.dtype) @ rows
 
 
 def sum_samples(c: Context, x: Any, out: Any) -> None:
@@ -170,7 +171,7 @@ def dropout(c: Context, x: Any, out: Any) -> None:
     first = at.get("h", 0)
     for rows, part, result in tiles(c, index, matrix(x), matrix(out)):
         keep = kept(xp, key, p, rows, total["h"], first, first + width)
-        xp.multiply(part, 1.0 / (1.0 - p), out=result)
+        xp.multiply(part, growth(p), out=result)
         xp.multiply(result, keep, out=result)
 
 

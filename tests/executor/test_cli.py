@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def lookup():
     w.compute("norm", 0, "fill", (), ["norm"], clock="step", attrs={"value": 0.0})
     w.compute("step", 0, "sgd", ["g", "norm"], (), updates=("table", "m"), clock="step", attrs={"lr": 0.5, "momentum": 0.0})
     w.actor("report", 0, "out", _store(), "step", reads=("loss",))
-    return w.program(seq=SEQ, batch=BATCH, vocab=VOCAB)
+    return w.program(seq=SEQ, batch=BATCH)
 
 
 def _store():
@@ -99,10 +100,13 @@ def test_bad_options_are_refused_and_nothing_is_half_written(saved, capsys, tmp_
     binary = tmp_path / "binary"
     binary.write_bytes(b"\0" * 100)
     assert main([str(saved), "--data", str(binary)]) == 2
+    (tmp_path / "latin").write_bytes(b"caf\xe9" * 10)
+    assert main([str(saved), "--data", str(tmp_path / "latin")]) == 2
+    assert "holds the byte 233, the model's vocabulary has 128 entries" in capsys.readouterr().err
     assert main([str(saved), "--steps", "0"]) == 2
     assert main([str(saved), "--steps", "1", "--timeline", str(tmp_path / "no" / "where.json")]) == 2
     assert main([str(saved), "--resume", str(tmp_path)]) == 2
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["binary", "program.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["binary", "latin", "program.json"]
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -134,3 +138,19 @@ def test_a_missing_gpu_is_told(saved, capsys):
     except ExecutionError:
         assert main([str(saved), "--backend", "cupy"]) == 1
         assert "found no GPU here" in capsys.readouterr().err
+
+
+def test_ctrl_c_gives_a_valid_partial_result_and_130(saved):
+    command = [sys.executable, "-m", "executor.cli", str(saved), "--steps", "10000000", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 3/"):
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    result = json.loads(out)
+    assert result["interrupted"] is True
+    assert result["steps"] == len(result["loss"]) >= 3
+    assert "Traceback" not in err

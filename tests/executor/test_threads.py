@@ -11,7 +11,7 @@ from executor.driver import Driver
 from executor.numpy_backend import NumpyBackend
 from executor.slots import Access
 from executor.threads import ThreadTransport
-from executor.transport import BLOCK, MIN_CHUNK
+from executor.transport import BLOCK, SMALL
 from ir.errors import ProgramError
 from ir.machine import Machine
 from ir.program import Program
@@ -81,9 +81,9 @@ def test_all_reduce_adds_in_group_order(n, shape, dtype, reduce):
     assert all(np.array_equal(f, expected) for f in found)
 
 
-@pytest.mark.parametrize("size", [1, MIN_CHUNK - 1, 2 * MIN_CHUNK + 3, 3 * BLOCK + 1])
+@pytest.mark.parametrize("size", [1, SMALL, SMALL + 3, 7 * BLOCK + 1])
 def test_all_reduce_of_any_length(size):
-    """Below a chunk, a few chunks, several blocks; one element."""
+    """One element, done by one member, by all, in several blocks."""
     parts = contributions((size,), "float32", 3)
     found = collective("all_reduce", whole((size,), 3), whole((size,), 3), "float32", fill=lambda i: parts[i])
     assert all(np.array_equal(f, in_order(parts, np.add)) for f in found)
@@ -141,6 +141,25 @@ def test_a_gap_is_refused_by_name():
 def test_a_reduction_over_less_than_its_target_is_refused():
     with pytest.raises(ProgramError, match="member `c@1` contributes"):
         collective("reduce_scatter", [((0, 4),), ((0, 3),)], [((0, 2),), ((2, 4),)], fill=lambda i: 0)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("length", [5, 3 * SMALL + 1])
+def test_a_collective_of_every_microbatch_adds_up(kind, length):
+    """Three microbatches into a step register: the first writes, in whatever order they come, the others add."""
+    n, shape = 3, (length, 2)
+    cuts, all_of_it = shards(shape, n, 0), whole(shape, n)
+    src, dst = (cuts, all_of_it) if kind == "all_gather" else (all_of_it, cuts if kind == "reduce_scatter" else all_of_it)
+    parts = contributions(shape, "float64", n)
+    w = Writer(3)
+    for i in range(n):
+        w.register(f"src{i}", i, size_of(src[i]), initial=1, clock="step")
+        w.register(f"dst{i}", i, size_of(dst[i]), clock="step")
+    w.collective("c", kind, range(n), [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], src, dst)
+    program = w.program({(i, "comm"): [(f"c@{i}", m) for m in (2, 0, 1)] for i in range(n)})
+    found = perform(program, [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], lambda i: parts[i][as_slices(src[i])])
+    once = np.concatenate([parts[i][as_slices(src[i])] for i in range(n)]) if kind == "all_gather" else in_order(parts, np.add)
+    assert all(np.array_equal(f, once[as_slices(r)] + once[as_slices(r)] + once[as_slices(r)]) for f, r in zip(found, dst, strict=True))
 
 
 def test_p2p_crosses_in_both_directions_at_once():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -34,7 +35,7 @@ def test_json_is_one_document_and_progress_goes_to_standard_error(monkeypatch: p
     assert main(["models", "--json"]) == 4
     out, err = capsys.readouterr()
     assert json.loads(out) == {"schema_version": 1, "x": [1]}
-    assert err == "counting\nheadrace: it does not fit\n"
+    assert err == "counting (1 of 2)\nheadrace: it does not fit\n"
 
 
 def test_tables_go_to_standard_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +107,26 @@ def test_documents_start_with_their_version(tmp_path: Path, capsys: pytest.Captu
     document = json.loads(capsys.readouterr().out)
     assert next(iter(document)) == "schema_version"
     assert "gpt2" in [m["name"] for m in document["models"]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_its_line_on_a_terminal_and_leaves_nothing() -> None:
+    terminal = Terminal()
+    progress = Progress(terminal)
+    progress("one", 1, 2)
+    progress("two")
+    progress.close()
+    assert terminal.getvalue() == "\r\x1b[2Kone (1 of 2)\r\x1b[2Ktwo\r\x1b[2K"
+
+
+def test_progress_elsewhere_is_a_line_now_and_then() -> None:
+    log = io.StringIO()
+    progress = Progress(log, every_s=3600.0)
+    for i in range(100):
+        progress("step", i, 100)
+    progress.close()
+    assert log.getvalue() == "step (0 of 100)\n"

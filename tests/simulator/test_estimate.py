@@ -7,7 +7,7 @@ import pytest
 from ir.errors import PlanError
 from simulator.estimate import gpipe_makespan, one_forward_one_backward_makespan, pipeline_lower_bound
 
-# F = 1, I = 1, W = 1 on every stage, no hops. Sources: torch 2.13 ScheduleGPipe and its action order for 1F1B (corrected on the last rank): makespan = (m+p-1)(F+B).
+# F = 1, B = 2 on every stage, no hops: torch 2.13 ScheduleGPipe, and 1F1B by the action order of Schedule1F1B (corrected on the last rank).
 PUBLISHED = [("gpipe", 2, 4, 15.0), ("1f1b", 2, 4, 15.0), ("gpipe", 4, 8, 33.0), ("1f1b", 4, 8, 33.0)]
 
 
@@ -35,7 +35,10 @@ def test_hops_and_the_end_of_a_step_add_up() -> None:
     assert gpipe_makespan([1, 1], [2, 2], 3, hop_s=[10]) == (1 + 10 + 1 + 2 * 10) + (2 + 10 + 2 + 2 * 10)
 
 
-@pytest.mark.parametrize("bad", [{"forward_s": [], "input_s": []}, {"input_s": [1]}, {"hop_s": [1, 1]}, {"num_microbatches": 0}, {"forward_s": [1, float("nan")]}, {"input_s": [1, -1]}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"forward_s": [], "input_s": []}, {"input_s": [1]}, {"hop_s": [1, 1]}, {"num_microbatches": 0}, {"forward_s": [1, float("nan")]}, {"input_s": [1, -1]}],
+)
 def test_refusals(bad: dict[str, object]) -> None:
     with pytest.raises(PlanError, match="pipeline"):
         pipeline_lower_bound(**({"forward_s": [1, 1], "input_s": [1, 1], "num_microbatches": 2} | bad))  # type: ignore[arg-type]
