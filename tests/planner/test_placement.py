@@ -11,7 +11,7 @@ from ir.boxing import bytes_moved, chain
 from ir.errors import PlanError
 from ir.graph import Graph
 from ir.op import Rule, nd_placements
-from ir.plan import ParamPlacement
+from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, P, S
 from ir.units import DTYPE_BYTES
 from planner.elimination import solve
@@ -281,6 +281,25 @@ def test_a_dear_copy_is_boxed_again_in_the_backward() -> None:
     assert set(dear.reboxed) >= {("h.0.norm1", "h.0.q"), ("h.0.norm1", "h.0.k"), ("h.0.norm2", "h.0.gate")}
     assert dear.nbytes["activations"] < cheap.nbytes["activations"]
     assert dear.time_s > cheap.time_s
+
+
+def test_equal_readers_share_one_gather_in_each_direction() -> None:
+    """As sequence parallelism does it: the shard is kept, gathered once for q, k and v, again in the backward, and their cotangents are scattered once."""
+    graph = model(Llama(batch=8, layers=1))
+    args = (graph, ("tp",), (4,), AlphaBeta({"tp": 4}))
+    rules = megatron(graph, sp=True)
+    norms = ("h.0.norm1", "h.0.norm2")
+    same = {"num_microbatches": 1, "memory_price": 1e-9, "state_price": 0.0}
+    hubs = price(*args, rules=rules, num_microbatches=1).hubs
+    assert all(hubs[t] == ((B,), (P,)) for t in norms)
+    cheap = price(*args, rules=rules, hubs=hubs, **same)
+    shard = price(*args, rules=rules, hubs={**hubs, **dict.fromkeys(norms, Hub((S(1),), (P,)))}, **same)
+    assert {t for t, _ in shard.reboxed} >= set(norms)
+    tensor = graph.tensors["h.0.norm1"]
+    once = sum(map(boxing_price(args[3], ("tp",), (4,), tensor.shape, 2), chain((S(1),), (B,), tensor.shape, (4,), bytes_moved(tensor.shape, (4,), 2))))
+    assert shard.time_s == pytest.approx(cheap.time_s + 2 * once, rel=1e-9)
+    assert shard.nbytes["activations"] == pytest.approx(cheap.nbytes["activations"] - 2 * 3 / 4 * tensor.nbytes)
+    assert search(*args, **same).cost_s <= shard.cost_s < cheap.cost_s
 
 
 def test_recompute_costs_time_and_frees_memory() -> None:

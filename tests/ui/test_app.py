@@ -75,7 +75,7 @@ def test_a_model_of_the_zoo_is_planned_and_looked_at(page):
     assert not page.exception, page.exception
     assert not page.error
     assert page.subheader[0].value == "gpt2 on 1x2xH100-SXM"
-    table = page.dataframe[0].value
+    table = page.table[0].value
     assert list(table[""]) == [1, 2]
     assert table["why"].str.len().min() > 10
     drawn = figures(page)
@@ -104,10 +104,11 @@ def test_the_timeline_shows_the_ranks_and_the_part_that_are_chosen(planned):
     rows = {y for trace in figures(planned)["One step, predicted"]["data"] for y in trace["y"]}
     assert any(row.startswith("rank 0") for row in rows)
     fill(planned, ranks_1_0=[3])
-    fill(planned, window_1_0=(0, 20))
+    fill(planned, window_1_0=(90, 100))
     figure = figures(planned)["One step, predicted"]
     assert {y.split(" ·")[0] for trace in figure["data"] for y in trace["y"]} == {"rank 3"}
-    assert "update" not in {trace["name"] for trace in figure["data"]}
+    assert "forward" not in {trace["name"] for trace in figure["data"]}
+    assert figure["layout"]["xaxis"]["range"][0] > 0
     fill(planned, ranks_1_0=[])
     assert not planned.exception
     assert "at least one rank" in planned.info[0].value
@@ -137,6 +138,17 @@ def test_a_config_and_a_cluster_that_are_handed_in(page, local_document):
     assert not page.error, complaint(page)
     assert page.session_state["answer"].result.plans[0].cluster == "mine.json"
     assert page.session_state["answer"].result.plans[0].cluster_fingerprint == by_name.cluster_fingerprint
+
+
+def test_of_many_ranks_the_first_of_each_stage_stands_for_all(page):
+    hand_in(page, "model", "tiny.json", json.dumps(CONFIG).encode())
+    press_plan(fill(page, cluster_name="2x8xH100-SXM", batch=16, seq=32, top=1, fix="dp=8, pp=2, mbs=1"))
+    assert not page.error, complaint(page)
+    foretold = page.session_state["foretold"][0]
+    assert foretold.program.ranks == (0, 8)
+    assert foretold.step_s == pytest.approx(page.session_state["answer"].result.plans[0].predicted["step_s"], rel=0.02)
+    assert any("stands for all" in caption.value for caption in page.caption)
+    assert page.multiselect[0].value == [0, 8]
 
 
 def test_fixed_axes_are_kept(page):
