@@ -41,7 +41,7 @@ def well_formed(program: Program) -> None:
         _check_actor(program, actor)
     _check_producers(program)
     for channel, members in program.channels.items():
-        _check_channel(channel, members)
+        _check_channel(program, channel, members)
     _check_orders(program)
 
 
@@ -118,7 +118,7 @@ def _check_producers(program: Program) -> None:
             raise ProgramError(f"parameter `{r.name}` has {r.credits} credits: its readers would see stale weights; give it 1, or say so in meta stale_weights")
 
 
-def _check_channel(channel: str, members: Sequence[Actor]) -> None:
+def _check_channel(program: Program, channel: str, members: Sequence[Actor]) -> None:
     ranks = [a.rank for a in members]
     names = ", ".join(f"`{a.name}` (rank {a.rank})" for a in members)
     if len(members) < 2:
@@ -132,7 +132,8 @@ def _check_channel(channel: str, members: Sequence[Actor]) -> None:
         if len({(a.work.kind, a.work.op, a.work.group) for a in members}) > 1:
             told = "; ".join(f"`{a.name}`: {a.work.kind} {a.work.op} of group {a.work.group}" for a in members)
             raise ProgramError(f"the members of channel `{channel}` do not do the same: {told}")
-        if kinds == ["collective"] and sorted(members[0].work.group) != ranks:
+        present = sorted(set(members[0].work.group).intersection(program.ranks))  # those who are not here are represented
+        if kinds == ["collective"] and present != ranks:
             raise ProgramError(f"channel `{channel}` is a collective of group {members[0].work.group}, its members are on ranks {tuple(ranks)}")
         return
     ends = {a.work.kind: a for a in members}
