@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,21 +80,29 @@ def run(
 
 
 def compare(program: Program, single: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
-    """The largest relative differences of `steps` steps of both programs: every loss, and every gradient after each step.
+    """The largest relative differences of `steps` steps of both programs: every loss, and every gradient after each step."""
+    return differences(step_by_step(program, steps, start, options), step_by_step(single, steps, start, options), steps, progress)
 
-    One step at a time, each going on from its own state: a run keeps the gradients of its last step only.
-    """
-    found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
-    ours = theirs = dict(start)
+
+def step_by_step(program: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[train.Run]:
+    """Runs of one step, each going on from the state of the one before: a run keeps the gradients of its last step only."""
+    state = dict(start)
     for _ in range(steps):
-        a, b = (train.run(p, steps=1, check=False, **state, **options) for p, state in ((program, ours), (single, theirs)))
-        if a.interrupted or b.interrupted:
+        done = train.run(program, steps=1, check=False, **state, **options)
+        if done.interrupted:
             raise KeyboardInterrupt
+        yield done
+        state = _next(done)
+
+
+def differences(ours: Iterable[train.Run], theirs: Iterable[train.Run], steps: int, progress: Progress | None = None) -> dict[str, Any]:
+    """What `compare` gives, of two runs step by step."""
+    found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
+    for a, b in zip(ours, theirs, strict=True):
         here = verify.compare(a, b)
         found["loss_max_rel"] = max(found["loss_max_rel"], here["loss_max_rel"])
         if here["grad_max_rel"] >= found["grad_max_rel"]:
             found |= {"grad_max_rel": here["grad_max_rel"], "grad_worst": here["grad_worst"]}
-        ours, theirs = _next(a), _next(b)
         if progress is not None:
             progress(a.first_step + 1, steps, a.loss[-1], "verified")
     return found
