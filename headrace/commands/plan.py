@@ -18,7 +18,7 @@ from ir.units import count, seconds
 from planner.frontends.model import Model
 from planner.search import Result
 
-TIGHT, TOO_BIG = 3, 4
+TIGHT, TOO_BIG, INTERRUPTED = 3, 4, 130
 
 
 def answer(args: Namespace, progress: Progress) -> Answer:
@@ -32,7 +32,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     best = found.plans[0]
     if args.output and best.predicted["fits"] != "no":
         write_json(args.output, best.to_json())
-    exit_code = exit_code_of(best.predicted["fits"], args.strict)
+    exit_code = INTERRUPTED if found.interrupted else exit_code_of(best.predicted["fits"], args.strict)
     return Answer(document(model, cluster, found), _shown(model, cluster, found, args.output), exit_code, _complaint(best, exit_code))
 
 
@@ -77,6 +77,8 @@ def _row(rank: int, layout: Mapping[str, Any], p: Mapping[str, Any]) -> tuple[st
 
 
 def _complaint(best: Plan, exit_code: int) -> str:
+    if exit_code == INTERRUPTED:
+        return "interrupted: these are the best plans until then"
     if exit_code == TOO_BIG:
         return f"nothing fits: the best plan needs {best.predicted['peak_gib']:.4g} GiB on a device. {best.predicted['why']}"
     return f"fits only within the risk band: {best.predicted['peak_gib']:.4g} GiB on a device" if exit_code == TIGHT else ""
