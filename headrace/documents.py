@@ -32,7 +32,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        cut = "; the file seems to be cut off" if error.pos >= len(text.rstrip()) - 1 else ""
+        cut = "; the file seems to be cut off" if error.pos >= len(text.rstrip()) - 1 or error.msg.startswith("Unterminated") else ""
         raise InputError(f"`{name}` is no JSON document: line {error.lineno}, column {error.colno}: {error.msg}{cut}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"`{name}` is no usable JSON document: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,18 @@ def lower_single(plan: Plan | str | Path, model: Model | None = None) -> Program
     return planner_lower.lower(whole, alone)
 
 
-def simulate(plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 2) -> Prediction:
+def simulate(
+    plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 2, ranks: Collection[int] | None = None
+) -> Prediction:  # fmt: skip
     """What a plan will do on a cluster (the one that it was made for): timeline, memory ledger, step time.
 
+    `ranks`: simulate these alone, at least one of each stage, for all of them; what they wait for others to do they find done.
     Raises ClusterError when the cluster is another one than the plan's and has too few devices.
     """
     made = read_plan(plan)
     devices = cluster_of(made, cluster)
     whole = model_of(made, model)
-    program = planner_lower.lower(whole, made)
+    program = planner_lower.lower(whole, made, ranks)
     timeline = simulate_program(program, CostModel(devices), steps=steps)
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
 

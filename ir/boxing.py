@@ -80,17 +80,25 @@ Price = Callable[[Step], float]
 """Seconds, or any other non-negative price, of one step."""
 
 
-def bytes_moved(shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int) -> Price:
-    """A price without a machine: bytes that cross a link per rank, and for local steps a twentieth of the bytes written, never 0."""
+Link = tuple[float, float]
+"""What a collective costs on one mesh axis: (latency_s, seconds per byte that crosses a link)."""
+
+
+def bytes_moved(shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int, links: Sequence[Link] = ()) -> Price:
+    """A price without a machine: bytes that cross a link per rank, and for local steps a twentieth of the bytes written, never 0.
+
+    With `links`, one for each mesh axis, seconds: the inner axis of a fast network is then used before the outer one of a slow network.
+    """
+    links = tuple(links) or ((1e-6, 1.0),) * len(mesh_shape)
+    local_s_per_byte = min((per_byte for _, per_byte in links if per_byte), default=1.0) / 20
 
     def price(step: Step) -> float:
         read, written = step_nbytes(step, shape, mesh_shape, itemsize)
         n = mesh_shape[step.axis]
         if step.is_local:
-            return written / 20 + 1e-9
-        if step.kind == "all_reduce":
-            return 2 * written * (n - 1) / n + 1e-6
-        return max(read, written) * (n - 1) / n + 1e-6
+            return written * local_s_per_byte + 1e-9
+        latency_s, per_byte = links[step.axis]
+        return (2 * written if step.kind == "all_reduce" else max(read, written)) * (n - 1) / n * per_byte + latency_s
 
     return price
 
@@ -120,6 +128,14 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
                 lexical = tuple((s.axis, s.kind) for s in (*steps, step))
                 heapq.heappush(queue, (cost + price(step), collectives + (not step.is_local), lexical, next(counter), step.dst, (*steps, step)))
     raise SbpError(f"no boxing leads from {src} to {dst}")
+
+
+@lru_cache(maxsize=65536)
+def cached_chain(
+    src: NdSbp, dst: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], itemsize: int, links: tuple[Link, ...] = ()
+) -> tuple[Step, ...]:
+    """`chain` priced by `bytes_moved`: what a plan is lowered with. Equal layers ask the same again and again."""
+    return chain(src, dst, shape, mesh_shape, bytes_moved(shape, mesh_shape, itemsize, links))
 
 
 @lru_cache(maxsize=4096)
@@ -203,4 +219,21 @@ def _sliced(nd: NdSbp, mesh: Mesh, shape: Sequence[int]) -> NdSbp:
     return tuple(out)
 
 
-__all__ = ["COLLECTIVE", "LOCAL", "Crossing", "P", "Piece", "Price", "Step", "bytes_moved", "chain", "crossing", "kind_1d", "legal", "may_step", "step_nbytes"]
+__all__ = [
+    "COLLECTIVE",
+    "LOCAL",
+    "Crossing",
+    "Link",
+    "P",
+    "Piece",
+    "Price",
+    "Step",
+    "bytes_moved",
+    "cached_chain",
+    "chain",
+    "crossing",
+    "kind_1d",
+    "legal",
+    "may_step",
+    "step_nbytes",
+]

@@ -7,6 +7,7 @@ rates that depend on the shape (a GEMM curve) are carried as tables, interpreted
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ class Cluster:
         route = self._routes(a).get(f"gpu{b}")
         if route is None:
             raise ClusterError(f"cluster `{self.name}`: no path from gpu{a} to gpu{b}")
-        return tuple((min(u, v), max(u, v)) for u, v in zip(route, route[1:], strict=False))
+        return tuple((min(u, v), max(u, v)) for u, v in itertools.pairwise(route))
 
     def _routes(self, a: int) -> Mapping[str, list[str]]:
         cache: dict[int, Mapping[str, list[str]]] = self.__dict__.setdefault("_route_cache", {})
@@ -106,17 +107,16 @@ class Cluster:
         for i, d in enumerate(self.devices):
             if d.rank != i:
                 raise ClusterError(f"cluster `{self.name}`: device {i} has rank {d.rank}; devices stand in rank order from 0")
-            numbers = {"memory_bytes": d.memory_bytes, "usable_bytes": d.usable_bytes, "bytes_per_s": d.bytes_per_s, **{f"flops_per_s.{k}": v for k, v in d.flops_per_s.items()}}
-            for what, value in numbers.items():
-                if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                    raise ClusterError(f"cluster `{self.name}`, device {i}: {what} is {value!r}; give a finite number above 0")
-            if not (math.isfinite(d.launch_s) and d.launch_s >= 0):
-                raise ClusterError(f"cluster `{self.name}`, device {i}: launch_s is {d.launch_s!r}; give seconds, 0 or more")
+            where = f"cluster `{self.name}`, device {i}"
+            for what, value in (("memory_bytes", d.memory_bytes), ("usable_bytes", d.usable_bytes), ("bytes_per_s", d.bytes_per_s)):
+                _check_number(where, what, value, above=True)
+            for dtype, value in d.flops_per_s.items():
+                _check_number(where, f"flops_per_s.{dtype}", value, above=True)
+            _check_number(where, "launch_s", d.launch_s, above=False)
         for link in self.links:
-            if not (math.isfinite(link.bytes_per_s) and link.bytes_per_s > 0):
-                raise ClusterError(f"cluster `{self.name}`, link {link.a} - {link.b}: bytes_per_s is {link.bytes_per_s!r}; give a finite number above 0")
-            if not (math.isfinite(link.latency_s) and link.latency_s >= 0):
-                raise ClusterError(f"cluster `{self.name}`, link {link.a} - {link.b}: latency_s is {link.latency_s!r}; give seconds, 0 or more")
+            where = f"cluster `{self.name}`, link {link.a} - {link.b}"
+            _check_number(where, "bytes_per_s", link.bytes_per_s, above=True)
+            _check_number(where, "latency_s", link.latency_s, above=False)
         parts = list(nx.connected_components(self.nx))
         if len(parts) > 1:
             lost = sorted(str(v) for v in set(self.nx) - max(parts, key=lambda part: (len(part), sorted(map(str, part)))))
@@ -151,3 +151,10 @@ class Cluster:
             return cls(data["name"], tuple(devices), tuple(links), data["profile"], tuple(data["assumed"])).check()
         except (KeyError, TypeError) as error:
             raise ClusterError(f"the cluster document is incomplete or damaged: {error!r}") from error
+
+
+def _check_number(where: str, what: str, value: Any, above: bool) -> None:
+    """Raises ClusterError when `value` is no finite number above 0, or of 0 or more."""
+    legal = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not legal or value < 0 or (above and value == 0):
+        raise ClusterError(f"{where}: {what} is {value!r}; give a finite number {'above 0' if above else 'of 0 or more'}")

@@ -118,9 +118,15 @@ class Graph:
         """The operator of a node, with `...` written out for the operands it has here."""
         return catalogue(node.op).for_ranks([len(self.tensors[t].shape) for t in node.inputs])
 
-    def sizes(self, node: Node) -> dict[str, int]:
+    def sizes(self, node: Node) -> Mapping[str, int]:
         """The global size of every label of the node's operator."""
-        return self.op(node).bind([self.tensors[t].shape for t in node.inputs], node.attrs, node.name)
+        if node.name not in self._sizes:
+            self._sizes[node.name] = self.op(node).bind([self.tensors[t].shape for t in node.inputs], node.attrs, node.name)
+        return self._sizes[node.name]
+
+    @cached_property
+    def _sizes(self) -> dict[str, Mapping[str, int]]:
+        return {}
 
     @property
     def params(self) -> tuple[Tensor, ...]:

@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ir.errors import GraphError
@@ -158,7 +158,7 @@ class Op:
     def operand(self, name: str) -> Operand:
         return next(o for o in (*self.inputs, *self.outputs) if o.name == name)
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """Every label, in order of first appearance."""
         return tuple(dict.fromkeys(label for o in (*self.inputs, *self.outputs) for label in o.labels))

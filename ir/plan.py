@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ir.boxing import Link
 from ir.errors import PlanError
 from ir.mesh import Mesh
 from ir.op import Rule
@@ -53,6 +54,7 @@ class Plan:
     `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers whose forward is run again in the backward. `reboxed`: ("tensor", "node") uses whose
     saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
     (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
+    `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
     """
 
     model: str
@@ -75,6 +77,7 @@ class Plan:
     reboxed: tuple[tuple[str, str], ...] = ()
     layout: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
 
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
@@ -103,7 +106,7 @@ class Plan:
 
         return replace(
             self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
-            hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
+            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class Plan:
             "params": _group((k, [nd(v.state), nd(v.held), nd(v.grad)]) for k, v in self.params.items()),
             "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
             "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
-            "reboxed": [list(pair) for pair in self.reboxed],
+            "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links],
         }  # fmt: skip
 
     @classmethod
@@ -132,6 +135,7 @@ class Plan:
             raise PlanError("this document is no plan; `headrace plan MODEL CLUSTER -o plan.json` writes one")
         if data.get("schema_version") != SCHEMA_VERSION:
             raise PlanError(f"plan of schema version {data.get('schema_version')}; this headrace reads version {SCHEMA_VERSION}: plan again")
+        _check_fields(data)
         try:
             axes = tuple(data["mesh"])
 
@@ -150,9 +154,28 @@ class Plan:
                 {k: Hub(*map(nd, v)) for k, v in _ungroup(data["hubs"])},
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
+                tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())),
             )  # fmt: skip
-        except (KeyError, TypeError, IndexError, ValueError) as error:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error
+
+
+_FIELDS: Mapping[str, type] = {
+    "model": dict, "cluster": dict, "batch": int, "seq": int, "dtype": str, "optimizer": dict, "layout": dict, "predicted": dict, "mesh": dict, "stages": list,
+    "schedule": str, "num_microbatches": int, "recompute": list, "params": dict, "rules": dict, "hubs": dict, "reboxed": list,
+}  # fmt: skip
+
+
+def _check_fields(data: Mapping[str, Any]) -> None:
+    """Raises PlanError at the first field that is missing or of another type than `to_json` writes."""
+    for name, kind in _FIELDS.items():
+        if name not in data:
+            raise PlanError(f"the plan document is incomplete: `{name}` is missing; plan again")
+        if type(data[name]) is not kind or (kind is int and data[name] < 1):
+            wanted = {int: "a whole number, 1 or more", str: "a name", list: "a list", dict: "an object"}[kind]
+            raise PlanError(f"the plan document is damaged: `{name}` is {data[name]!r}, not {wanted}; plan again")
+    if not isinstance(data["optimizer"].get("name"), str):
+        raise PlanError(f"the plan document is damaged: `optimizer` is {data['optimizer']!r} and has no name; plan again")
 
 
 _NUMBERED = re.compile(r"(.*?\.)(\d+)(\..*)")

@@ -52,7 +52,14 @@ def check_belongs(timeline: Timeline, program: Program) -> None:
 
 
 def timed(timeline: Timeline, program: Program) -> list[Timed]:
-    """Every span with its actor and moments; raises InputError where the timeline is of another program."""
+    """Every span with its actor and moments, remembered for the program asked last; raises InputError where the timeline is of another program."""
+    known: list[tuple[Program, list[Timed]]] = timeline.__dict__.setdefault("_timed", [])
+    if not known or known[0][0] is not program:
+        known[:] = [(program, _timed(timeline, program))]
+    return known[0][1]
+
+
+def _timed(timeline: Timeline, program: Program) -> list[Timed]:
     check_belongs(timeline, program)
     out, joint = [], dict[tuple[str, int, int], tuple[float, float]]()
     for s, since in zip(timeline.spans, _ready(timeline.spans, program), strict=True):

@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import LinearConstraint, linprog, milp
+from scipy.sparse import coo_array
 
 from ir.errors import PlanError
 
@@ -460,8 +462,6 @@ def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope
 
 def linear_program(graph: FactorGraph) -> Solution:
     """The LP over the local polytope; where its solution is not integral, the integer program with the LP's bound."""
-    from scipy.optimize import linprog
-
     program = _polytope(graph)
     found = linprog(program.cost, A_eq=program.rows, b_eq=program.rhs, bounds=(0, None), method="highs-ds")
     if found.status == 2:
@@ -478,8 +478,6 @@ def linear_program(graph: FactorGraph) -> Solution:
 
 def integer_program(graph: FactorGraph) -> Solution:
     """All rows and columns given to HiGHS's branch and bound: the slow twin of `solve`."""
-    from scipy.optimize import LinearConstraint, milp
-
     program = _polytope(graph)
     integral = np.zeros(len(program.cost), dtype=np.int64)
     integral[: sum(graph.num_states)] = 1
@@ -509,8 +507,6 @@ class _Polytope:
 
 def _polytope(graph: FactorGraph) -> _Polytope:
     """One column for every state and every finite entry of a pairwise table; a forbidden state has its marginal fixed at 0 by a row."""
-    from scipy.sparse import coo_array
-
     start = np.concatenate([[0], np.cumsum(graph.num_states)])
     num_columns = int(start[-1])
     unary = np.concatenate(graph.unary)

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ir.errors import PlanError
-from ir.graph import Graph
+from ir.graph import Graph, Tensor
 from ir.mesh import Mesh
 from ir.op import Op, Rule
 from ir.ops import catalogue
@@ -21,7 +21,7 @@ from ir.sbp import local_region, split_sizes
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from planner.arena import share
-from planner.autodiff import backward, scale_loss
+from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.place import StageTasks, Task, Value, place
@@ -38,13 +38,23 @@ class HasGraph(Protocol):
 
 
 def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> Program:
-    """The Program of `plan`; with `ranks` only their part of it, the rest of each group being named but absent (for a simulation by representatives).
+    """The Program of `plan`, proved; with `ranks` only their part of it, the rest of each group being named but absent (for a simulation by representatives).
 
     Raises PlanError when the plan does not belong to the model or holds a value that is not legal.
     """
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
-    plan = check_plan(graph, plan).squeezed()
-    joint = backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
+    check_plan(graph, plan)
+    return write(joint_graph(graph, plan), plan, ranks).check()
+
+
+def joint_graph(graph: Graph, plan: Plan) -> Joint:
+    """Forward and backward of one microbatch; nothing in it depends on placements."""
+    return backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
+
+
+def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
+    """What `lower` gives, without proofs."""
+    plan = plan.squeezed()
     stages = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
     actors: list[Actor] = []
@@ -61,9 +71,9 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": joint.graph.outputs[0],
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta)).check()
+    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
 
 
 def representatives(plan: Plan) -> tuple[int, ...]:
@@ -99,6 +109,7 @@ class _Writer:
         self.mesh: Mesh = self.here.mesh
         self.all_tasks = tuple(t for part in self.here.tasks.values() for t in part)
         self.lives = self._lives()
+        self.kernels: dict[tuple[Any, ...], Work] = {}
 
     def _lives(self) -> Mapping[str, _Life]:
         written: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
@@ -205,6 +216,12 @@ class _Writer:
             copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
             if attrs.pop("elsewhere") or copy:
                 return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
+        key = (rank, task.op, task.rules, task.clock, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        if key not in self.kernels:
+            self.kernels[key] = self._kernel(rank, task, tensors, attrs)
+        return self.kernels[key]
+
+    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any]) -> Work:
         op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
         total = op.bind([t.shape for t in tensors], attrs, task.name)
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
@@ -263,4 +280,4 @@ def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh:
     return sizes, at
 
 
-__all__ = ["local_sizes", "lower", "representatives", "stash"]
+__all__ = ["joint_graph", "local_sizes", "lower", "representatives", "stash", "write"]

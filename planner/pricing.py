@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import Price, Step, step_nbytes
+from ir.boxing import Link, Price, Step, step_nbytes
 from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.op import Attrs, Op, Sizes
@@ -85,6 +85,16 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
         return pricing.collective_s(step.kind, max(read, written), axes[step.axis])
 
     return price
+
+
+def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int]) -> tuple[Link, ...]:
+    """For each axis a line through two measured gathers, small and large: enough to choose the chain of a re-shard without a cost model."""
+    small, large = 1 << 10, 1 << 24
+    out = []
+    for axis, n in zip(axes, mesh_shape, strict=True):
+        latency_s, long_s = (pricing.collective_s("all_gather", float(nbytes), axis) for nbytes in (small, large))
+        out.append((latency_s, max(0.0, long_s - latency_s) / ((large - small) * (n - 1) / n)))
+    return tuple(out)
 
 
 def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int) -> tuple[float, float, tuple[int, ...]]:

@@ -2,14 +2,15 @@
 
 Outside, every candidate (data, tensor, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone and a guess that
 orders the work. In that order each is placed exactly (`planner.placement`), lowered for one representative rank a stage and estimated in closed form; what
-cannot beat the best found is pruned by its bound. The best few are simulated. The same input gives the same plans.
+cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is left and told by its bounds. The best few are simulated.
+The same input gives the same plans, but where the time runs out.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,24 +18,34 @@ from ir.cluster import Cluster
 from ir.errors import DoesNotFit, PlanError
 from ir.graph import Graph
 from ir.mesh import Mesh
+from ir.op import Rule
 from ir.ops import catalogue
 from ir.plan import Plan, Stage
 from ir.program import Program
-from ir.units import dtype_name
+from ir.units import DTYPE_BYTES, dtype_name
+from planner.autodiff import Joint
 from planner.candidates import Candidate, block_layers, candidates, parse_fix
+from planner.facts import analyse
 from planner.frontends.model import Model
-from planner.lower import lower, representatives
+from planner.lower import joint_graph, representatives, write
 from planner.placement import new_tables
 from planner.placement import search as search_placement
-from planner.pricing import MeshPricing
-from planner.space import layout_space
+from planner.pricing import MeshPricing, work_of
 from planner.single import OPTIMIZERS
+from planner.space import Limit, Space, layout_space
 from planner.stages import cut
 from planner.summary import layout, metrics
+from planner.tables import Tables
 from simulator.cost import CostModel
 from simulator.engine import simulate as run_simulation
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
+
+NEAR = 1.15
+"""A candidate whose lower bound is this many times the best estimate is not worth placing, even where the list of plans could be longer."""
+
+PATIENCE = 10
+"""So many candidates in a row that do not better the best end the search; those left are told by their bounds (`gap`)."""
 
 Progress = Callable[[str, int, int], None]
 """progress(what is done now, how many are done, how many there are)."""
@@ -100,6 +111,10 @@ def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str,
     return search.simulate([best])[0]
 
 
+NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split", "b")),))
+"""A batch split over `tp` would be data parallelism under another name, which is a candidate of its own."""
+
+
 class _Search:
     def __init__(
         self, model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float
@@ -109,7 +124,9 @@ class _Search:
         self.graphs: dict[int, Graph] = {}
         self.fix = parse_fix(fix, cluster.num_devices, batch, self.graph(1))
         self.memory_fraction = memory_fraction
-        self.placed: dict[tuple[Any, ...], Placed] = {}
+        self.layers: dict[tuple[int, bool], Sequence[float]] = {}
+        self.tables: dict[tuple[int, ...], Tables] = {}
+        self.joints: dict[tuple[Any, ...], Joint] = {}
         self.layer_flops = _layer_flops(self.graph(1))
         self.peak = max(d.flops_per_s.get(dtype, 0.0) for d in cluster.devices)
         if not self.peak:
@@ -132,9 +149,9 @@ class _Search:
         too_big: list[Evaluated] = []
         pruned = 0
         left: list[Candidate] = []
-        interrupted = False
+        interrupted, in_vain = False, 0
         for i, c in enumerate(order):
-            if interrupted or (found and time.perf_counter() - began > budget_s):
+            if interrupted or in_vain >= PATIENCE or (found and time.perf_counter() - began > budget_s):
                 left.append(c)
                 continue
             if self._is_dominated(c, found) or self._cannot_win(c, found, top):
@@ -148,10 +165,12 @@ class _Search:
                 interrupted = True
                 left.append(c)
                 continue
+            better = self.fits(this) and this.estimate_s < min((e.estimate_s for e in found), default=math.inf)
+            in_vain = 0 if better or not found else in_vain + 1
             (found if self.fits(this) else too_big).append(this)
         if not found:
             raise DoesNotFit(_what_is_missing(self.model, too_big, self.cluster))
-        best = self.simulate(sorted(found, key=lambda e: (e.estimate_s, str(e.candidate)))[: top + 2])[:top]
+        best = self.simulate(sorted(found, key=lambda e: (e.estimate_s, str(e.candidate)))[:top])
         step_s = best[0].predicted["step_s"]
         floor = min((self.lower_bound_s(c) for c in left), default=math.inf)
         return Result(
@@ -166,7 +185,7 @@ class _Search:
 
     def _cannot_win(self, c: Candidate, found: list[Evaluated], top: int) -> bool:
         times = sorted(e.estimate_s for e in found)
-        return len(times) >= top and self.lower_bound_s(c) > times[top - 1]
+        return len(times) >= top and self.lower_bound_s(c) > min(times[top - 1], NEAR * times[0])
 
     def fits(self, e: Evaluated) -> bool:
         return e.memory.peak_bytes <= self.memory_fraction * e.memory.usable_bytes
@@ -174,14 +193,20 @@ class _Search:
     # ---- bounds ------------------------------------------------------------------------------------------------------------------------------------
 
     def lower_bound_s(self, c: Candidate) -> float:
-        """The time of the floating point operations of the heaviest stage at peak rate, plus the pipeline's fill and drain."""
-        passes = 4.0 if c.recompute == "full" else 3.0
-        weights = [f * c.mbs / c.tp * passes / self.peak for f in self.layer_flops]
+        """The time of the heaviest stage's kernels, each as fast on a part as on the whole, plus the pipeline's fill and drain; no communication, no optimizer."""
+        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
+    def layer_s(self, mbs: int, recompute: bool) -> Sequence[float]:
+        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device."""
+        if (mbs, recompute) not in self.layers:
+            graph = self.graph(mbs)
+            self.layers[mbs, recompute] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else ())
+        return self.layers[mbs, recompute]
+
     def guess_s(self, c: Candidate) -> float:
-        """What orders the work: the bound, launches, two all-reduces a block and direction, the gradients' reduction. Not a bound, not a promise."""
+        """What orders the work: the bound, two all-reduces a block and direction, the gradients' reduction. Not a bound, not a promise."""
         g = self.graph(1)
         block = next(n for n in g.nodes if n.layer == 1)
         elements = c.mbs * g.tensors[block.inputs[0]].num_elements
@@ -189,12 +214,11 @@ class _Search:
         ranks = tuple(range(c.tp))
         blocks = len(self.layer_flops) - 2
         tensor_s = 4 * self.cost.collective_s("all_reduce", elements * width, ranks) * blocks if c.tp > 1 else 0.0
-        nodes = 3 * len(g.nodes) * self.cluster.devices[0].launch_s
-        per_microbatch = (tensor_s + nodes) / c.pp
+        per_microbatch = tensor_s / c.pp
         params = g.num_params / (c.tp * c.pp) * 4
         reduce_s = self.cost.collective_s("all_reduce", params, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
         fill = (c.num_microbatches + c.pp - 1) / c.num_microbatches
-        return 1.6 * self.lower_bound_s(c) + per_microbatch * c.num_microbatches * fill + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
+        return self.lower_bound_s(c) + per_microbatch * c.num_microbatches * fill + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
 
     def stages(self, num_stages: int) -> tuple[tuple[int, int], ...]:
         return cut(self.layer_flops, num_stages)
@@ -215,7 +239,10 @@ class _Search:
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         made = self.make_plan(c, price)
-        program = lower(self.model, made, ranks=representatives(made))
+        key = (made.microbatch, c.num_microbatches, made.recompute)
+        if key not in self.joints:
+            self.joints[key] = joint_graph(self.graph(made.microbatch), made)
+        program = write(self.joints[key], made, representatives(made))
         return Evaluated(c, made, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def make_plan(self, c: Candidate, price: float = 0.0) -> Plan:
@@ -224,24 +251,44 @@ class _Search:
         recompute = block_layers(graph) if c.recompute == "full" else ()
         in_flight = min(c.pp, c.num_microbatches) if c.schedule == "1f1b" else c.num_microbatches
         per_byte = price * self.lower_bound_s(c) / self.cluster.devices[0].usable_bytes
+        pricing = MeshPricing(self.cost, mesh)
+        if mesh.shape not in self.tables:
+            self.tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
         placed = search_placement(
-            graph, mesh.axes, mesh.shape, MeshPricing(self.cost, mesh), num_microbatches=c.num_microbatches, memory_price=per_byte, in_flight=in_flight,
-            recompute=recompute, optimizer=self.optimizer["name"], space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")),
+            graph, mesh.axes, mesh.shape, pricing, tables=self.tables[mesh.shape], num_microbatches=c.num_microbatches, memory_price=per_byte, in_flight=in_flight,
+            recompute=recompute, optimizer=self.optimizer["name"], space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
         size = mesh.size
         stages = tuple(Stage(a, b, tuple(range(i * size, (i + 1) * size))) for i, (a, b) in enumerate(self.stages(c.pp)))
         made = Plan(
             self.model.reference or self.model.name, self.model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, self.seq, self.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params, placed.reboxed,
+            links=placed.links,
         )  # fmt: skip
         return replace(made, layout=layout(graph, made))
 
     def simulate(self, best: list[Evaluated]) -> list[Plan]:
         plans = []
         for e in best:
-            timeline = run_simulation(e.program, self.cost, steps=3)
+            timeline = run_simulation(e.program, self.cost, steps=2)
             plans.append(replace(e.plan, predicted=metrics(self.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))))
         return sorted(plans, key=lambda p: (p.predicted["step_s"], str(p.layout)))
+
+
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ()) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device; equal kernels are priced once."""
+    facts = analyse(graph, recompute)
+    out = [0.0] * graph.num_layers
+    known: dict[tuple[Any, ...], float] = {}
+    for n in graph.nodes:
+        fact, sizes, dtype = facts.node[n.name], graph.sizes(n), graph.tensors[n.outputs[0]].dtype
+        times = 2 if n.name in facts.rerun else 1
+        key = (n.op, times, tuple(sizes.values()), len(fact.grads))
+        if key not in known:
+            ops = (*(fact.op,) * times, *fact.grads)
+            known[key] = sum(cost.compute_s(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
+        out[n.layer] += known[key]
+    return out
 
 
 def _layer_flops(graph: Graph) -> list[float]:

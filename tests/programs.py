@@ -136,7 +136,7 @@ class _RandomBuilder:
         self.b = Builder(m)
         self.phase_of: dict[str, int] = {}
         self.made: list[tuple[str, int, str, int]] = []  # register, rank, clock, phase from which it may be read
-        self.params: list[tuple[str, int]] = []
+        self.params: list[tuple[str, int, int]] = []
         self.tied = rng.random() < 0.75
         self.generous = rng.random() < 0.5
 
@@ -144,9 +144,10 @@ class _RandomBuilder:
         return self.rng.randint(1, self.b.m + 1) if self.generous else self.rng.choice((1, 1, 1, 2, 3))
 
     def add_parameter(self) -> None:
-        rank = self.rng.randrange(self.ranks)
-        name = self.b.register(f"w{len(self.b.registers)}", rank, "step", initial=1)
-        self.params.append((name, rank))
+        """Its item of step k is there before the step: updated in place at the end of each, written anew, or constant."""
+        rank, credits = self.rng.randrange(self.ranks), self.rng.choice((1, 1, 2, 3))
+        name = self.b.register(f"w{len(self.b.registers)}", rank, "step", credits, initial=1)
+        self.params.append((name, rank, credits))
         self.made.append((name, rank, "step", 0))
 
     def add_actor(self, phase: int, rank: int, channel: str = "", members: tuple[int, ...] = ()) -> None:
@@ -172,11 +173,12 @@ class _RandomBuilder:
             self.add_actor(phase, rank, channel, members)
 
     def add_updates(self) -> None:
-        for name, rank in self.params:
+        for name, rank, credits in self.params:
             if self.rng.random() < 0.8:
                 legal = [r for r, at, c, _ in self.made if at == rank and c == "step" and r != name]
                 reads, queue = self.rng.sample(legal, min(1, len(legal))), f"q{self.rng.randrange(self.queues)}"
-                actor = self.b.actor(f"a{len(self.b.actors)}", rank, queue, reads, (), (name,), "step", fire=False)
+                made = ((), (name,)) if credits == 1 and self.rng.random() < 0.7 else ((name,), ())
+                actor = self.b.actor(f"a{len(self.b.actors)}", rank, queue, reads, *made, "step", fire=False)
                 self.phase_of[actor] = 2
 
     def finish(self, name: str) -> Program:

@@ -14,11 +14,11 @@ from headrace.prediction import Prediction
 from ir.errors import HeadraceError
 from ir.units import count, seconds
 from planner.frontends import zoo_names
+from simulator.profile import gpu_names, machine_names
 from ui import charts
 from ui.question import Answer, Question, Upload, answer
 
-CLUSTERS = ("local", "1x8xH100-SXM", "4x8xH100-SXM", "1x8xA100-SXM-80GB", "4x8xA100-SXM-80GB", "dgx-h100", "4xdgx-a100")
-DTYPES = {None: "automatic", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = {"": "auto", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MANY_RANKS = 8
 
 
@@ -46,7 +46,7 @@ def ask() -> Question | None:
         left, right = st.columns(2)
         batch = left.number_input("Batch", min_value=1, value=64, step=1, key="batch", help="global batch, in sequences")
         seq = right.number_input("Sequence", min_value=1, value=1024, step=1, key="seq", help="tokens of a sequence")
-        dtype = left.selectbox("Dtype", list(DTYPES), format_func=DTYPES.__getitem__, key="dtype", help="of weights and activations")
+        dtype = left.selectbox("Dtype", list(DTYPES), format_func=DTYPES.__getitem__, key="dtype", help="auto: bf16, or fp32 where there is no bf16")
         top = right.number_input("Plans", min_value=1, max_value=20, value=5, step=1, key="top", help="how many of the best to show")
         fix = st.text_input("Fixed axes", placeholder="tp=2, pp=4", key="fix", help="what every plan must keep: dp, tp, pp, mbs, zero, ... as `--fix` takes it")
         pressed = st.button("Plan", type="primary", key="go", width="stretch")
@@ -56,7 +56,7 @@ def ask() -> Question | None:
         what = "the model's config.json" if model is None else "a cluster JSON"
         st.session_state.update(answer=None, complaint=f"Hand in {what} first, or choose by name.")
         return None
-    return Question(model, cluster, int(batch), int(seq), dtype, fix, int(top))
+    return Question(model, cluster, int(batch), int(seq), dtype or None, fix, int(top))
 
 
 def ask_model() -> str | Upload | None:
@@ -71,10 +71,17 @@ def ask_cluster() -> str | Upload | None:
     source = st.radio("Cluster", ("by name", "cluster.json"), horizontal=True, key="cluster_source")
     if source == "cluster.json":
         return _upload("As `headrace measure -o cluster.json` writes it", "cluster_file")
-    return st.selectbox(
-        "Name", CLUSTERS, index=1, key="cluster_name", label_visibility="collapsed", accept_new_options=True,
-        help="`local` (this machine, measured), NODESxGPUSxNAME such as 4x8xH100-SXM@ib400, or a machine; write any other one",
+    name = st.text_input(
+        "Name", "1x8xH100-SXM", key="cluster_name", label_visibility="collapsed",
+        help="`local` (this machine, measured), NODESxGPUSxNAME such as 4x8xH100-SXM@ib400, or a machine such as 4xdgx-a100",
     )  # fmt: skip
+    with st.popover("Known names", width="stretch"):
+        st.markdown(_names("GPUs", gpu_names()) + _names("Machines", machine_names()) + "`local` is this machine, measured when it is first used.")
+    return name
+
+
+def _names(title: str, names: Sequence[str]) -> str:
+    return f"**{title}**: {', '.join(f'`{name}`' for name in names)}\n\n"
 
 
 def _upload(label: str, key: str) -> Upload | None:
@@ -104,7 +111,7 @@ def show(found: Answer) -> None:
     st.markdown(_plain(f"{parameters} parameters · {devices} devices · batch of {best.batch} sequences of {best.seq} tokens · {best.dtype}"))
     for sentence in found.cluster.assumed:
         st.caption(_plain(f"Assumed: {sentence}"))
-    st.dataframe([_row(e) for e in entries], hide_index=True, width="stretch", key="plans")
+    st.table([_row(e) for e in entries], border="horizontal", hide_index=True)
     proof = "the best of the searched space" if result.optimal else f"not proved to be the best: gap at most {percent(result.gap)}"
     st.caption(f"{result.searched:,} candidates, {result.evaluated:,} evaluated, {result.pruned:,} pruned in {seconds(result.seconds)}; {proof}.")
     _figure(charts.ranked_plans(entries), "ranked")
@@ -130,8 +137,11 @@ def show_plan(found: Answer, index: int) -> None:
     with step:
         _figure(charts.breakdown({describe(chosen.layout): chosen.predicted["breakdown"]}), "breakdown")
     left, right, _ = st.columns([1, 1, 3])
-    left.download_button("plan.json", json.dumps(chosen.to_json(), indent=1), "plan.json", "application/json", key="get_plan", width="stretch")
-    right.download_button("trace.json", trace_of(foretold), "trace.json", "application/json", key="get_trace", width="stretch", help="for ui.perfetto.dev")
+    document = json.dumps(chosen.to_json(), indent=1)
+    left.download_button("plan.json", document, "plan.json", "application/json", key="get_plan", width="stretch")
+    right.download_button(
+        "trace.json", lambda: trace_of(foretold), "trace.json", "application/json", key="get_trace", width="stretch", help="the timeline for ui.perfetto.dev"
+    )
 
 
 def show_timeline(foretold: Prediction, index: int) -> None:
@@ -141,10 +151,12 @@ def show_timeline(foretold: Prediction, index: int) -> None:
     if not shown or begin == end:
         st.info("Choose at least one rank and a part of the step.")
         return
+    if len(foretold.program.ranks) < foretold.plan.num_ranks:
+        st.caption("The ranks of a stage do the same; the first of each stage stands for all of them.")
     spans, last = foretold.timeline.spans, max(s.step for s in foretold.timeline.spans)
     lanes, kinds = {"predicted": spans}, charts.kinds(foretold.program)
     _figure(charts.timeline(lanes, kinds, title="One step, predicted", step=last, ranks=shown, window=(begin / 100, end / 100)), "timeline")
-    st.caption("Numbers are microbatches. Bars too narrow to be seen are merged: the height of a colour is then its share of the time.")
+    st.caption("A number on a bar is its microbatch. Bars too narrow to be seen are merged: the height of a colour is then its share of the time.")
 
 
 def _representatives(foretold: Prediction) -> Sequence[int]:
@@ -176,7 +188,7 @@ def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:
 def _row(entry: Mapping[str, Any]) -> Mapping[str, object]:
     return {
         "": entry["rank"], "layout": describe(entry["layout"]), "step": seconds(entry["step_s"]), "MFU": percent(entry["mfu"]),
-        "tokens/s per device": f"{entry['tokens_per_s_per_gpu']:,.0f}", "bubble": percent(entry["bubble"]), "peak": f"{entry['peak_gib']:.3g} GiB",
+        "tokens/s/device": f"{entry['tokens_per_s_per_gpu']:,.0f}", "bubble": percent(entry["bubble"]), "peak": f"{entry['peak_gib']:.3g} GiB",
         "memory": FITS[entry["fits"]], "why": entry["why"],
     }  # fmt: skip
 

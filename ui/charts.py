@@ -64,11 +64,11 @@ def timeline(
     """When every queue of every rank is busy with what: one row a queue, time from left to right, the height of a bar the share of its time it was busy.
 
     `lanes` maps a name to spans, for instance {"predicted": ..., "measured": ...}: with two of them the rows of one queue lie under each other and the first
-    spans of both start at zero. `step`, `ranks` and `window` (from and to, as shares of their time) choose what is drawn; a narrow window shows spans that
+    work of both starts at zero. `step`, `ranks` and `window` (from and to, as shares of their time) choose what is drawn; a narrow window shows spans that
     the whole step merges. Raises KeyError where `kind_of` lacks an actor.
     """
     chosen = {lane: [s for s in spans if (step is None or s.step == step) and (ranks is None or s.rank in ranks)] for lane, spans in lanes.items()}
-    origin = {lane: min((s.start_s for s in spans), default=0.0) for lane, spans in chosen.items()}
+    origin = {lane: _first_start_s(spans, kind_of) for lane, spans in chosen.items()}
     whole_s = max((s.end_s - origin[lane] for lane, spans in chosen.items() for s in spans), default=0.0)
     begin, end = window[0] * whole_s, window[1] * whole_s
     seen = {lane: [s for s in spans if s.end_s - origin[lane] >= begin and s.start_s - origin[lane] <= end] for lane, spans in chosen.items()}
@@ -198,6 +198,11 @@ def _bars_of_kind(kind: str, bars: Sequence[tuple[str, Bar]], origin: Mapping[st
     )  # fmt: skip
 
 
+def _first_start_s(spans: Sequence[Spanlike], kind_of: Mapping[str, str]) -> float:
+    """Where a lane's time begins: input is loaded ahead, while the step before still runs, and does not count."""
+    return min((s.start_s for s in spans if kind_of[s.actor] != "io"), default=min((s.start_s for s in spans), default=0.0))
+
+
 def _shares(bar: Bar, kind: str) -> tuple[float, float]:
     """How much of the row's height lies above this kind, and how much it takes; idle time lies on top."""
     busy = sum(s for _, s in bar.busy_s)
@@ -250,7 +255,7 @@ def _capacity_line(figure: go.Figure, usable: float, peak: float, scale: float) 
     text = f"usable: {nbytes(usable)}"
     if peak < OFF_SCALE * usable:
         corner = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
-        figure.add_annotation(text=f"{text}, far above these bars", showarrow=False, font={"size": 12}, **corner)
+        figure.add_annotation(text=f"{text}, far above these bars", showarrow=False, yshift=28, font={"size": 12}, **corner)
         return
     figure.add_hline(y=usable * scale, line={"color": INK, "width": 1.5, "dash": "dash"}, annotation_text=text, annotation_position="top right")
     figure.update_yaxes(range=[0, max(usable, peak) * scale * 1.15])
@@ -286,8 +291,9 @@ def _byte_unit(most: float) -> tuple[str, float]:
 
 def _dress(figure: go.Figure, title: str, x: str, y: str, height: int) -> go.Figure:
     figure.update_layout(
-        title={"text": title, "x": 0, "xref": "paper", "font": {"size": 17}}, template="plotly_white", height=height,
-        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": 84, "b": 50},
+        title={"text": title, "x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}, "font": {"size": 17}},
+        template="plotly_white", height=height,
+        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": 94, "b": 50},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"}, hoverlabel={"align": "left"},
     )  # fmt: skip
     figure.update_xaxes(title=x, automargin=True, gridcolor=GRID, zeroline=False)

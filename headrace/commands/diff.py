@@ -14,6 +14,9 @@ from ir.timeline import Diff, trace
 from ir.units import seconds
 
 PARTS = {"compute_s": "compute", "exposed_comm_s": "exposed communication", "bubble_s": "bubble", "optimizer_s": "optimizer", "other_s": "other"}
+SHOWN = 20
+"""Classes in the table; the document has all."""
+
 PHASES = {"F": "forward", "R": "forward again", "I": "input gradient", "W": "weight gradient", "U": "update"}
 
 
@@ -35,14 +38,20 @@ def _shown(found: Diff) -> tuple[Shown, ...]:
     step = found.step
     head = f"step: predicted {seconds(step.predicted_s)}, measured {seconds(step.measured_s)}, ratio {_ratio(step.ratio)}"
     parts = tuple((PARTS.get(key, key), seconds(p), seconds(m), _ratio(m / p if p > 0 else math.nan)) for key, (p, m) in found.breakdown.items())
-    classes = tuple((_class(r.name), str(r.num_firings), seconds(r.predicted_s), seconds(r.measured_s), _ratio(r.ratio)) for r in found.classes)
+    classes = tuple(_row(_class(r.name), r.num_firings, r.predicted_s, r.measured_s) for r in found.classes[:SHOWN])
+    rest = found.classes[SHOWN:]
+    others = (_row(f"{len(rest)} others", *(sum(getattr(r, k) for r in rest) for k in ("num_firings", "predicted_s", "measured_s"))),) if rest else ()
     unjoined = found.only_predicted + found.only_measured
     return (
         head,
         Table("a step, mean over ranks", ("part", ">predicted", ">measured", ">ratio"), parts),
-        Table("by actor class, summed over ranks", ("class", ">firings", ">predicted", ">measured", ">ratio"), classes),
+        Table("by actor class, summed over ranks", ("class", ">firings", ">predicted", ">measured", ">ratio"), classes + others),
         *((f"{unjoined} firings are in one of the timelines only",) if unjoined else ()),
     )
+
+
+def _row(name: str, num_firings: float, predicted_s: float, measured_s: float) -> tuple[str, ...]:
+    return name, f"{num_firings:g}", seconds(predicted_s), seconds(measured_s), _ratio(measured_s / predicted_s if predicted_s > 0 else math.nan)
 
 
 def _class(name: str) -> str:

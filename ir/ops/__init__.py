@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from ir.errors import GraphError
@@ -18,7 +19,6 @@ def catalogue(name: str) -> Op:
     """The operator of this name; GraphError with near names where there is none."""
     found = CATALOGUE.get(name)
     if found is None:
-        import difflib
 
         near = difflib.get_close_matches(name, CATALOGUE, n=3)
         raise GraphError(f"no operator `{name}` in the catalogue" + (f"; near: {', '.join(near)}" if near else ""))

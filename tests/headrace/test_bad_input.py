@@ -122,17 +122,17 @@ CASES: dict[str, tuple[Spoil, list[str], str]] = {
     "auto_map": (change("config.json", "auto_map", {"AutoModel": "x.Y"}), PLAN, "auto_map"),
     "unknown family": (change("config.json", "model_type", "mamba"), PLAN, "mamba.*gpt2"),
     # layouts that cannot be
-    "tp against heads": (nothing, ["plan", "config.json", *H100, "--fix", "tp=8"], r"tp = ?8.*heads|heads.*tp = ?8"),
-    "tp against KV heads": (nothing, ["plan", "llama.json", *H100, "--fix", "tp=4"], r"tp.*(kv|key).*1.*2"),
+    "tp against heads": (nothing, ["plan", "config.json", *H100, "--fix", "tp=8"], "tp=8.*4 heads.*legal tp are 1, 2, 4"),
+    "tp against KV heads": (nothing, ["plan", "llama.json", *H100, "--fix", "tp=4"], "2 KV heads.*legal tp are 1, 2"),
     "contradictory fix": (nothing, ["plan", "config.json", *H100, "--fix", "dp=4,tp=2,pp=2"], "16.*8"),
     "fix beyond the devices": (nothing, ["plan", "config.json", *H100, "--fix", "tp=2,pp=16"], "8"),
     "fix twice": (nothing, [*PLAN, "--fix", "tp=2,tp=1"], "twice"),
     "fix no number": (nothing, [*PLAN, "--fix", "tp=two"], "tp=two"),
-    "pp beyond the layers": (nothing, ["plan", "config.json", "1x8xH100-SXM", "--batch", "16", "--seq", "16", "--fix", "pp=8"], "layers"),
+    "pp beyond the layers": (nothing, ["plan", "config.json", "1x8xH100-SXM", "--batch", "16", "--seq", "16", "--fix", "pp=8"], "pp can be 1 to 2"),
     "batch not divisible by dp": (nothing, ["plan", "config.json", "1x8xH100-SXM", "--batch", "7", "--seq", "16", "--fix", "dp=8"], "7.*8"),
     "batch not divisible by mbs": (nothing, ["plan", "config.json", "1x8xH100-SXM", "--batch", "12", "--seq", "16", "--fix", "dp=2,mbs=4"], "12"),
     "sequence beyond the positions": (nothing, ["plan", "config.json", "local", "--batch", "4", "--seq", "65"], "65.*64|64.*65"),
-    "more ranks than devices": (change("plan.json", "stages", 0, "ranks", list(range(16))), ["check", "plan.json"], "16|ranks"),
+    "more ranks than devices": (change("plan.json", "stages", 0, "ranks", list(range(16))), ["check", "plan.json"], "needs 1[67] devices.*has 2"),
     "plan on too small a cluster": (nothing, ["check", "plan.json", "--cluster", "1x1xH100-SXM"], r"needs 2 devices.*has 1"),
     "plan of another model": (change("plan.json", "model", "fingerprint", "0" * 16), ["run", "plan.json"], "another model"),
     "simulate the plan of another model": (nothing, ["simulate", "gpt2", "local", "--plan", "plan.json"], "another model"),
@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Spoil, list[str], str]] = {
     **{f"steps {n}": (nothing, ["run", "plan.json", "--steps", n], f"`{n}` is no count") for n in ("0", "-1", "nan")},
     **{f"lr {n}": (nothing, ["run", "plan.json", "--lr", n], f"`{n}`") for n in ("0", "-1", "nan", "inf", "fast")},
     **{f"memory fraction {n}": (nothing, [*PLAN, "--memory-fraction", n], f"`{n}`") for n in ("0", "-1", "nan", "1.5")},
-    **{f"budget {n}": (nothing, [*PLAN, "--budget", n], f"`{n}`") for n in ("0s", "-1m", "nan", "soon")},
+    **{f"budget {n}": (nothing, [*PLAN, f"--budget={n}"], f"`{n}") for n in ("0s", "-1m", "nan", "soon")},
     **{f"port {n}": (nothing, ["ui", "--port", n], f"`{n}` is no port") for n in ("0", "65536", "nan")},
     **{f"cluster {c}": (nothing, ["plan", "config.json", c], "finite|whole|1 or more|above 0|understood") for c in
        ("0x8xH100-SXM", "4x-8xH100-SXM", "4x8xH100-SXM@ib0", "4x8xH100-SXM@ibnan", "4x8xH100-SXM@ib-400", "nanx8xH100-SXM")},
@@ -188,7 +188,6 @@ def test_bad_input_is_refused(name: str, folder: Path, capsys: pytest.CaptureFix
     assert complaint.startswith("headrace: ")
     assert re.search(says, complaint), complaint
     assert "Traceback" not in err
-    assert "Error(" not in complaint or "damaged" in complaint
     assert out == ""
     assert listing(folder) == before
 
@@ -200,7 +199,8 @@ def test_bad_input_is_refused(name: str, folder: Path, capsys: pytest.CaptureFix
 def test_a_damaged_plan_is_refused(key: str, value: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change("plan.json", key, value)(folder)
     assert main(["lower", "plan.json", "-o", "out.json"]) == 2
-    assert capsys.readouterr().err.startswith("headrace: ")
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert complaint.startswith("headrace: ")
     assert not (folder / "out.json").exists()
 
 

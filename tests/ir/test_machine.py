@@ -107,6 +107,20 @@ def test_stale_weights_let_the_next_step_begin_before_the_update():
     assert TokenGame(program, 3).play()
 
 
+def test_what_is_written_meets_readers_as_many_steps_later_as_there_are_initial_items():
+    b = Builder(1)
+    b.register("scale", 0, "step", credits=2, initial=1)
+    b.actor("use", 0, "compute", ("scale",), clock="step")
+    b.actor("set", 0, "host", (), ("scale",), clock="step")
+    machine = Machine(b.build("late").check(), steps=3)
+    use, host = machine.queue_index[0, "compute"], machine.queue_index[0, "host"]
+    assert machine.slot(machine.start(use), "scale") == 0
+    assert machine.slot(machine.start(host), "scale") == 1, "into the second slot while the first is read"
+    assert machine.finish(Action(1, 0, 0)) == []
+    assert sorted(machine.finish(Action(0, 0, 0))) == sorted([use, host])
+    assert machine.slot(machine.start(use), "scale") == 1
+
+
 def test_a_constant_is_there_in_every_step():
     b = Builder(2)
     b.register("table", 0, "step", initial=1, memory="buffer")

@@ -78,6 +78,15 @@ def test_bubbles_are_those_of_the_closed_forms(schedule, p, m):
     assert timeline.bubbles(program) == pytest.approx({"warm_up_s": half * F_S, "imbalance_s": half * (F_S + B_S), "drain_s": half * B_S})
 
 
+def test_waiting_for_the_first_data_is_warm_up():
+    """In the first step nobody has begun before: rank 0 loads for 5 s, the others wait, and none of it is drain."""
+    program = pipeline(2, 2, hop_credits=2)
+    timeline = perform_timed(program, with_costs(load_s=5.0))
+    late = timeline.bubbles(program)
+    assert late["drain_s"] == pytest.approx(B_S / 2)
+    assert late["warm_up_s"] >= (5.0 + F_S) / 2
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_parts_sum_to_the_step(steps):
     program = pipeline(3, 4)
@@ -170,6 +179,27 @@ def test_live_memory_never_exceeds_what_is_allocated():
     timeline = perform_timed(program, with_costs(0.3, 0.7, 0.2), steps=3)
     for memory in timeline.live_memory(program):
         assert memory.peak_bytes <= sum(r.nbytes * r.credits for r in program.registers if r.rank == memory.rank)
+
+
+def test_an_item_lives_until_its_last_reader_has_finished():
+    b = Builder(1)
+    b.register("x", 0)
+    b.actor("make", 0, "load", writes=("x",))
+    b.actor("quick", 0, "a", ("x",))
+    b.actor("slow", 0, "b", ("x",))
+    seconds = {"make": 1.0, "quick": 1.0, "slow": 4.0}
+    program = b.build("two").check()
+    (memory,) = perform_timed(program, lambda actor, _: seconds[actor.name]).live_memory(program)
+    assert memory.times_s.tolist() == [0.0, 5.0]
+    assert memory.total.tolist() == [16.0, 0.0]
+
+
+def test_classes_are_of_one_step():
+    program = pipeline(2, 3)
+    one, five = (perform_timed(program, with_costs(0.1, 0.2), steps).by_class(program) for steps in (1, 5))
+    assert {c.name: c.num_firings for c in five} == {c.name: c.num_firings for c in one}
+    assert {c.name: c.busy_s for c in five} == pytest.approx({c.name: c.busy_s for c in one})
+    assert five[0].name == "scale B"
 
 
 # ---- predicted against measured -------------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ir.errors import Deadlock
-from ir.machine import Action, Machine
+from ir.machine import Action, Arrival, Machine
 from ir.program import Program
 from ir.proof import sufficient_credits
 from tests.programs import LEAST_STASH, ORDERS, pipeline, random_program, with_credits
@@ -82,21 +82,25 @@ def test_slots_are_those_of_the_game():
                 assert machine.slot(action, name) == number % program.register[name].credits
 
 
-def join(program: Program, steps: int, seed: int) -> list[tuple[str, int, int]]:
-    """Plays one machine for each rank, in random order; arrivals reach all other ranks of the channel at once. The game judges the joint sequence."""
+def join(program: Program, steps: int, seed: int, has_latency: bool = False) -> list[tuple[str, int, int]]:
+    """Plays one machine for each rank, in random order; the game judges the joint sequence. Arrivals reach the other ranks of the channel at once or, with
+    latency, some time later and in any order."""
     rng = random.Random(seed)
     machines = {rank: Machine(program, steps, ranks={rank}) for rank in program.ranks}
     game = TokenGame(program, steps)
     ready = [(rank, q) for rank, machine in machines.items() for q in machine.startable]
     running: list[tuple[int, Action]] = []
 
+    bus: list[tuple[int, Arrival]] = []
+
     def deliver() -> None:
         for sender in machines.values():
             while sender.outbox:
                 arrival = sender.outbox.popleft()
-                for member in program.channels[arrival.channel]:
-                    if member.rank != arrival.rank:
-                        ready.extend((member.rank, q) for q in machines[member.rank].arrive(*arrival))
+                bus.extend((member.rank, arrival) for member in program.channels[arrival.channel] if member.rank != arrival.rank)
+        while bus and (not has_latency or rng.random() < 0.4 or not (ready or running)):
+            to, arrival = bus.pop(rng.randrange(len(bus)))
+            ready.extend((to, q) for q in machines[to].arrive(*arrival))
 
     deliver()
     while ready or running:
@@ -113,12 +117,13 @@ def join(program: Program, steps: int, seed: int) -> list[tuple[str, int, int]]:
     return game.fired
 
 
-def test_split_by_rank_equals_the_global_machine():
+@pytest.mark.parametrize("has_latency", [False, True])
+def test_split_by_rank_equals_the_global_machine(has_latency):
     """The same actions, in the same order on every queue, each of them legal for the whole: live programs and others."""
     for seed in SEEDS[1::2]:
         program = random_program(seed)
-        whole = perform(Machine(program, steps=2), seed=seed)
-        parts = join(program, steps=2, seed=seed)
+        whole = perform(Machine(program, steps=3), seed=seed)
+        parts = join(program, 3, seed, has_latency)
         assert sorted(parts) == sorted((program.actors[a].name, k, m) for a, k, m in whole)
         for queue in program.orders:
             here = [(program.actors[a].name, k, m) for a, k, m in whole if (program.actors[a].rank, program.actors[a].queue) == queue]
@@ -171,6 +176,7 @@ def test_the_advice_of_a_deadlock_helps():
             if single:
                 said["single"] += 1
                 with_credits(program, {single[2]: int(single[1])}).check()
+                assert not is_live(with_credits(program, {single[2]: int(single[1]) - 1})), "one less would do"
             elif several:
                 said["set"] += 1
                 with_credits(program, {name: int(n) for name, n in (pair.split() for pair in several[1].split(", "))}).check()
@@ -179,6 +185,23 @@ def test_the_advice_of_a_deadlock_helps():
                 with pytest.raises(Deadlock):
                     with_credits(program, {r.name: 50 for r in program.registers if not r.initial}).check()
     assert min(said.values()) > 10, said
+
+
+def test_each_wait_of_a_cycle_leads_to_the_next():
+    """Whoever a line says would end the wait is who waits in the next line; the last leads to the first."""
+    partners = 0
+    for seed in SEEDS:
+        try:
+            random_program(seed).check()
+        except Deadlock as error:
+            lines = [line.strip() for line in str(error).splitlines() if " waits: " in line]
+            for line, after in zip(lines, [*lines[1:], *lines[:1]], strict=True):
+                reason = line.split(" waits: ")[1]
+                held_by = re.search(r"(?:(?:written|freed|read) by|stands behind|its partner) (a\d+(?: microbatch \d+)?)", reason)
+                assert held_by, line
+                assert re.match(rf"{held_by[1]} \(", after), (line, after)
+                partners += "its partner" in reason
+    assert partners > 20
 
 
 def test_order_of_declaration_does_not_matter():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +65,30 @@ def test_the_empty_page_says_what_to_do(page):
 
 
 @pytest.fixture
-def planned(page):
-    return press_plan(fill(page, cluster_name="1x4xH100-SXM", batch=8, seq=256, top=3))
+def planned(page: AppTest) -> AppTest:
+    hand_in(page, "model", "tiny.json", json.dumps(CONFIG).encode())
+    return press_plan(fill(page, cluster_name="1x4xH100-SXM", batch=8, seq=64, top=3))
 
 
-def test_a_model_of_the_zoo_is_planned_and_looked_at(planned):
-    assert not planned.exception, planned.exception
-    assert not planned.error
-    assert planned.subheader[0].value == "gpt2 on 1x4xH100-SXM"
-    table = planned.dataframe[0].value
-    assert list(table[""]) == [1, 2, 3]
+def test_a_model_of_the_zoo_is_planned_and_looked_at(page):
+    press_plan(fill(page, cluster_name="1x2xH100-SXM", batch=4, seq=128, top=2, fix="pp=1, mbs=1"))
+    assert not page.exception, page.exception
+    assert not page.error
+    assert page.subheader[0].value == "gpt2 on 1x2xH100-SXM"
+    table = page.table[0].value
+    assert list(table[""]) == [1, 2]
     assert table["why"].str.len().min() > 10
-    drawn = figures(planned)
+    drawn = figures(page)
     assert set(drawn) == {"Plans, fastest first", "One step, predicted", "Memory by rank", "Where the step goes"}
     assert {"forward", "input gradient", "weight gradient", "update"} <= {trace["name"] for trace in drawn["One step, predicted"]["data"]}
     assert {"parameter", "optimizer"} <= {trace.get("name") for trace in drawn["Memory by rank"]["data"]}
-    assert [metric.label for metric in planned.metric] == ["Step", "Tokens/s per device", "MFU", "Bubble", "Peak memory", "Memory"]
+    assert [metric.label for metric in page.metric] == ["Step", "Tokens/s per device", "MFU", "Bubble", "Peak memory", "Memory"]
 
 
-def test_the_plans_are_those_of_the_verb(planned):
-    result = hr.plan("gpt2", "1x4xH100-SXM", batch=8, seq=256, top=3)
-    assert planned.session_state["answer"].result.plans == result.plans
+def test_the_plans_are_those_of_the_verb(planned, tmp_path):
+    (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
+    result = hr.plan(str(tmp_path / "tiny.json"), "1x4xH100-SXM", batch=8, seq=64, top=3)
+    assert planned.session_state["answer"].result.plans == tuple(replace(p, model="tiny.json") for p in result.plans)
 
 
 def test_another_plan_can_be_looked_at(planned):
@@ -100,10 +104,11 @@ def test_the_timeline_shows_the_ranks_and_the_part_that_are_chosen(planned):
     rows = {y for trace in figures(planned)["One step, predicted"]["data"] for y in trace["y"]}
     assert any(row.startswith("rank 0") for row in rows)
     fill(planned, ranks_1_0=[3])
-    fill(planned, window_1_0=(0, 20))
+    fill(planned, window_1_0=(90, 100))
     figure = figures(planned)["One step, predicted"]
     assert {y.split(" ·")[0] for trace in figure["data"] for y in trace["y"]} == {"rank 3"}
-    assert "update" not in {trace["name"] for trace in figure["data"]}
+    assert "forward" not in {trace["name"] for trace in figure["data"]}
+    assert figure["layout"]["xaxis"]["range"][0] > 0
     fill(planned, ranks_1_0=[])
     assert not planned.exception
     assert "at least one rank" in planned.info[0].value
@@ -135,9 +140,20 @@ def test_a_config_and_a_cluster_that_are_handed_in(page, local_document):
     assert page.session_state["answer"].result.plans[0].cluster_fingerprint == by_name.cluster_fingerprint
 
 
+def test_of_many_ranks_the_first_of_each_stage_stands_for_all(page):
+    hand_in(page, "model", "tiny.json", json.dumps(CONFIG).encode())
+    press_plan(fill(page, cluster_name="2x8xH100-SXM", batch=16, seq=32, top=1, fix="dp=8, pp=2, mbs=1"))
+    assert not page.error, complaint(page)
+    foretold = page.session_state["foretold"][0]
+    assert foretold.program.ranks == (0, 8)
+    assert foretold.step_s == pytest.approx(page.session_state["answer"].result.plans[0].predicted["step_s"], rel=0.02)
+    assert any("stands for all" in caption.value for caption in page.caption)
+    assert page.multiselect[0].value == [0, 8]
+
+
 def test_fixed_axes_are_kept(page):
-    fill(page, cluster_name="1x4xH100-SXM", batch=8, seq=256, top=2, fix="tp=2, pp=1")
-    press_plan(page)
+    hand_in(page, "model", "tiny.json", json.dumps(CONFIG).encode())
+    press_plan(fill(page, cluster_name="1x4xH100-SXM", batch=8, seq=64, top=2, fix="tp=2, pp=1"))
     assert not page.error, complaint(page)
     assert {(p.layout["tp"], p.layout["pp"]) for p in page.session_state["answer"].result.plans} == {(2, 1)}
 
@@ -188,9 +204,8 @@ def test_a_missing_file_is_asked_for(page):
 
 
 def test_a_complaint_goes_away_with_the_next_plan(page):
-    fill(page, cluster_name="1x2xH100-SXM", batch=2, seq=128, top=1, fix="nonsense")
-    complaint(press_plan(page))
-    fill(page, fix="dp=2")
-    press_plan(page)
+    hand_in(page, "model", "tiny.json", json.dumps(CONFIG).encode())
+    complaint(press_plan(fill(page, cluster_name="1x2xH100-SXM", batch=2, seq=64, top=1, fix="nonsense")))
+    press_plan(fill(page, fix="dp=2"))
     assert not page.error
-    assert page.subheader[0].value == "gpt2 on 1x2xH100-SXM"
+    assert page.subheader[0].value == "tiny on 1x2xH100-SXM"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from headrace.layouts import describe
 from ir.program import Actor, Program
 from ir.units import GIB
 from ir.work import Work
@@ -61,6 +62,13 @@ def test_timeline_draws_the_chosen_step_ranks_and_window():
     window = charts.timeline({"": STEP}, KIND_OF, step=0, window=(0.9, 1.0))
     assert [trace.name for trace in window.data] == ["update"]
     assert list(window.layout.xaxis.range) == pytest.approx([630.0, 700.0])
+
+
+def test_input_that_is_loaded_ahead_does_not_begin_the_step():
+    early = [Span("load", 1.0, 1.1), Span("load", 10.3, 10.4, queue="load"), *STEP]
+    figure = charts.timeline({"": early}, KIND_OF | {"load": "io"}, step=0)
+    assert list(named(figure, "forward").base) == pytest.approx([0.0, 100.0])
+    assert list(named(figure, "input and output").base) == pytest.approx([300.0])
 
 
 def test_two_lanes_lie_under_each_other_and_both_start_at_zero():
@@ -138,7 +146,7 @@ PLAN = {"rank": 1, "step_s": 0.1, "peak_gib": 30.0, "fits": "yes", "mfu": 0.41, 
 
 def test_ranked_plans_keep_their_order_and_say_what_does_not_fit():
     figure = charts.ranked_plans([PLAN, PLAN | {"rank": 2, "step_s": 0.2, "fits": "no"}, PLAN | {"rank": 3, "step_s": 0.4}])
-    assert list(figure.layout.yaxis.categoryarray) == [f"{i}. dp4 tp2, 8 microbatches of 1" for i in (1, 2, 3)]
+    assert list(figure.layout.yaxis.categoryarray) == [f"{i}. {describe(PLAN['layout'])}" for i in (1, 2, 3)]
     assert list(named(figure, "fits").x) == pytest.approx([100, 400])
     assert list(named(figure, "does not fit").x) == pytest.approx([200])
     assert "MFU 41.0%" in named(figure, "fits").hovertext[0]
