@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -359,3 +363,18 @@ def test_links_of_the_axes_choose_the_chains_that_were_priced() -> None:
     )
     one = search(model(Llama(batch=8, layers=1)), ("dp", "tp"), (1, 8), AlphaBeta({"dp": 1, "tp": 8}), num_microbatches=2)
     assert one.links[0] == (0.0, 0.0)
+
+
+def test_same_bytes_under_any_hash_seed() -> None:
+    code = (
+        "from tests.planner.blocks import AlphaBeta, Llama, model\n"
+        "from planner.placement import search\n"
+        "found = search(model(Llama(layers=2)), ('dp', 'tp'), (2, 4), AlphaBeta({'dp': 2, 'tp': 4}), num_microbatches=4, memory_price=1e-11)\n"
+        "print(found.rules, found.hubs, found.params, found.reboxed, found.cost_s, found.nbytes)\n"
+    )
+    root = Path(__file__).parents[2]
+    told = {
+        subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(told) == 1
