@@ -215,7 +215,8 @@ def _fit(timed: Sequence[tuple[Sample, float]]) -> tuple[float, float, float]:
             for column, value in zip(used, found, strict=True):
                 out[column] = max(float(value), 0.0)
             return out[0], out[1], out[2]
-        used.pop(int(found.argmin()))
+        # of two samples the larger one tells the rate: where the smaller took as long, it is the launch that is unknown
+        used.remove(0 if len(timed) == 2 else used[int(found.argmin())])
 
 
 # ---- what the machine is -----------------------------------------------------------------------------------------------------------------------------
