@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 import headrace as hr
-from executor.backend import open_backend
+from executor.backends import open_backend
 from executor.gpu_check import main
 from ir.cluster import Cluster
 from ir.errors import ExecutionError

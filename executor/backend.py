@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ir.errors import ExecutionError, InputError
+from ir.errors import ExecutionError
 
 Array = Any
 """An array of the backend's kind: numpy's, cupy's, or None on the null backend."""
@@ -67,20 +67,3 @@ def numpy_dtype(name: str) -> np.dtype:
     if name in ("bfloat16", "fp8"):
         raise ExecutionError(f"this backend has no {name}; plan with --dtype float32, float64 or float16 to run here")
     return np.dtype(name)
-
-
-def open_backend(name: str) -> Backend:
-    """The backend of this name: numpy, cupy or null."""
-    if name == "numpy":
-        from executor.numpy_backend import NumpyBackend
-
-        return NumpyBackend()
-    if name == "null":
-        from executor.null_backend import NullBackend
-
-        return NullBackend()
-    if name == "cupy":
-        from executor.cupy_backend import CupyBackend
-
-        return CupyBackend()
-    raise InputError(f"no backend `{name}`; there are numpy, cupy and null")

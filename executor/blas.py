@@ -7,16 +7,13 @@ import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-"""Read by a BLAS when numpy is imported; the command line sets them to 1 first, which is all that is needed in a process of its own."""
-
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[str]:
     """Holds the BLAS to one thread for as long as the context lasts; yields how: "threadpoolctl", "openblas" or "environment".
 
     With threadpoolctl every loaded BLAS is held; without it the OpenBLAS that numpy's wheel bundles is told through its C interface; where neither is there,
-    the environment variables of `VARIABLES` must have been set before numpy was imported.
+    OPENBLAS_NUM_THREADS=1, MKL_NUM_THREADS=1 or OMP_NUM_THREADS=1 must have been in the environment when numpy was imported.
     """
     try:
         import threadpoolctl

@@ -45,7 +45,6 @@ class Buffers:
 
     def fill(self, seed: int, given: Mapping[str, np.ndarray]) -> None:
         """Writes the initial items: from `given` by name of the logical tensor, else as the register's `init` says, drawn with `seed`."""
-
         for register in self.program.registers:
             shape = whole_shape(self.program, register.tensor) if register.tensor else register.shape
             region = register.region or tuple((0, n) for n in register.shape)

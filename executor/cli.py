@@ -8,13 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from executor.blas import VARIABLES
-
-if TYPE_CHECKING:
-    from executor.train import Run
-    from ir.program import Program
+from executor import checkpoint
+from executor.train import Run, run
+from ir.errors import HeadraceError, InputError
+from ir.program import Program
 
 INTERRUPTED = 130
 
@@ -42,10 +41,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, 2 for a wrong input, 1 for a failed run, 130 when interrupted (the result of what was done is printed all the same)."""
     options = parser().parse_args(argv)
-    for variable in VARIABLES:  # before numpy is imported, for a BLAS that can be told no later
-        os.environ.setdefault(variable, "1")
-    from ir.errors import HeadraceError
-
     try:
         result, done = perform(options)
     except KeyboardInterrupt:
@@ -62,9 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def perform(options: argparse.Namespace) -> tuple[dict[str, Any], Run]:
     """Reads the program, runs it, writes what was asked for; returns the document of `--json` and the run."""
-    from executor import checkpoint
-    from executor.train import run
-
     program = read_program(options.program)
     for path in filter(None, (options.timeline, options.checkpoint)):
         check_writable(Path(path))
@@ -86,9 +78,6 @@ def perform(options: argparse.Namespace) -> tuple[dict[str, Any], Run]:
 
 def read_program(path: str) -> Program:
     """A program from a file; InputError where there is none, ProgramError where it is no program."""
-    from ir.errors import InputError
-    from ir.program import Program
-
     try:
         data = json.loads(Path(path).read_text())
     except OSError as error:
@@ -120,16 +109,12 @@ def told(result: dict[str, Any]) -> str:
 
 def check_writable(path: Path) -> None:
     """InputError before the work is done, where its result could not be written."""
-    from ir.errors import InputError
-
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputError(f"cannot write {path}: {path.parent} is no folder that can be written to")
 
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file by a rename, whole or not at all; InputError where it cannot be."""
-    from ir.errors import InputError
-
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.backend import open_backend
+from executor.backends import open_backend
 from executor.measure import GEMM_SHAPES, NOT_TIMED, op_table
 from executor.samples import SMALL, Sample, sample
 from executor.train import Run, run

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.backend import Backend, open_backend
+from executor.backend import Backend
+from executor.backends import open_backend
 from executor.bind import Binder, Settings
 from executor.blas import one_thread
 from executor.buffers import Buffers, tensor_names

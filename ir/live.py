@@ -56,7 +56,7 @@ def live_memory(timeline: Timeline, program: Program) -> tuple[LiveMemory, ...]:
     """Every rank's memory over the whole timeline, in order of rank. Raises InputError where the timeline is of another program."""
     check_belongs(timeline, program)
     net = compile_net(program)
-    lives: dict[int, list[tuple[float, str, int]]] = {rank: [] for rank in program.ranks}
+    lives: dict[int, list[tuple[float, str, int]]] = {rank: [] for rank in sorted({*program.ranks, *(r.rank for r in program.registers)})}
     for rank, memory, opened, closed, nbytes in _lives(timeline, net):
         lives[rank] += [(opened, memory, nbytes), (closed, memory, -nbytes)]
     return tuple(_curve(rank, events) for rank, events in lives.items())

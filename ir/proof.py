@@ -234,38 +234,61 @@ def _links(net: Net, found: Iterable[tuple[int, int, int]]) -> tuple[list[list[i
 
 
 def _find_cycle(net: Net, found: Iterable[Edge]) -> list[Edge]:
-    """A shortest cycle of offset 0 through some group that is on one, as edges each of whose dst waits for its src; empty when there is none."""
+    """A short cycle of edges of offset 0, from wait to wait, among the firings at which the queues would come to stand; empty when they would not.
+
+    An `order` edge in it may skip firings: its dst stands behind its src, where the queue has stopped.
+    """
     zero = [e for e in found if not e.offset]
-    into: list[list[Edge]] = [[] for _ in net.members]
-    for edge in zero:
-        into[net.group[edge.dst]].append(edge)
     ordered = set(_sorted_groups(net, ((e.src, e.dst, 0) for e in zero if e.kind != "order"), [0] * len(net.members)))
-    stuck = next((g for g in range(len(net.members)) if g not in ordered), None)
-    if stuck is None:
+    nodes = (node for node in range(net.num_nodes) if net.group[node] not in ordered)
+    heads: dict[int, int] = {}
+    for node in nodes:
+        heads.setdefault(net.queue[node], node)
+    waits = _waits_of_heads(net, heads, [e for e in zero if net.group[e.src] not in ordered])
+    if not waits:
         return []
+    queue, walked = min(waits), list[int]()
+    while queue not in walked:
+        walked.append(queue)
+        queue = waits[queue][0][1]
+    ways = [_way_back(waits, q) for q in walked[walked.index(queue) :]]
+    return min(ways, key=len)
+
+
+Wait = tuple[tuple[Edge, ...], int]
+"""(edges from a queue's head to the head of another queue, or of the same, that it waits for; that queue)."""
+
+
+def _waits_of_heads(net: Net, heads: Mapping[int, int], found: Iterable[Edge]) -> dict[int, list[Wait]]:
+    by_group: dict[int, list[Edge]] = {net.group[node]: [] for node in heads.values()}
+    for edge in found:
+        if edge.kind != "order" and net.group[edge.dst] in by_group:
+            by_group[net.group[edge.dst]].append(edge)
+    out: dict[int, list[Wait]] = {}
+    for queue, node in heads.items():
+        late = [m for m in net.members[net.group[node]] if heads[net.queue[m]] != m]
+        causes = [*by_group[net.group[node]], *(Edge(heads[net.queue[m]], m, 0, "order") for m in late)]
+        out[queue] = []
+        for edge in sorted(causes, key=lambda e: e.dst != node):
+            other = net.queue[edge.src]
+            behind = () if heads[other] == edge.src else (Edge(heads[other], edge.src, 0, "order"),)
+            out[queue].append(((edge, *behind), other))
+    return out
+
+
+def _way_back(waits: Mapping[int, Sequence[Wait]], goal: int) -> list[Edge]:
+    """The edges of the fewest waits that lead from this queue back to it."""
+    line: deque[tuple[int, tuple[Edge, ...]]] = deque([(goal, ())])
     seen = set[int]()
-    while stuck not in seen:
-        seen.add(stuck)
-        stuck = next(net.group[e.src] for e in into[stuck] if net.group[e.src] not in ordered)
-    return _shortest_way_back(net, into, stuck)
-
-
-def _shortest_way_back(net: Net, into: Sequence[Sequence[Edge]], goal: int) -> list[Edge]:
-    came: dict[int, Edge] = {}
-    line = deque([goal])
     while line:
-        group = line.popleft()
-        for edge in sorted(into[group], key=lambda e: e.kind == "order"):
-            src = net.group[edge.src]
-            if src == goal:
-                way = [edge]
-                while net.group[way[0].dst] != goal:
-                    way.insert(0, came[net.group[way[0].dst]])
-                return way
-            if src not in came:
-                came[src] = edge
-                line.append(src)
-    raise AssertionError(f"group {goal} is on no cycle")
+        queue, way = line.popleft()
+        for path, other in waits[queue]:
+            if other == goal:
+                return [*way, *path]
+            if other not in seen:
+                seen.add(other)
+                line.append((other, (*way, *path)))
+    raise AssertionError(f"queue {goal} is on no cycle of waits")
 
 
 def _sentence(net: Net) -> str:

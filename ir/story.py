@@ -35,24 +35,13 @@ def reason(net: Net, edge: Edge) -> str:
 
 
 def cycle_lines(net: Net, cycle: Sequence[Edge]) -> list[str]:
-    """One line a wait: each edge's src is, or starts together with, the next edge's dst. Standing behind one another in one queue is one wait."""
-    cycle, lines = _shortened(cycle), []
+    """One line a wait: each edge's src is, or starts together with, the next edge's dst."""
+    lines = []
     for edge, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         lines.append(f"  {placed(net, edge.dst)} waits: {reason(net, edge)}")
         if edge.src != after.dst:
             lines.append(f"  {placed(net, edge.src)} waits: its partner {placed(net, after.dst)} does not start")
     return lines
-
-
-def _shortened(cycle: Sequence[Edge]) -> list[Edge]:
-    first = next((i for i, e in enumerate(cycle) if e.kind != "order"), 0)
-    out = list[Edge]()
-    for edge in (*cycle[first:], *cycle[:first]):
-        if out and edge.kind == out[-1].kind == "order" and out[-1].src == edge.dst:
-            out[-1] = out[-1]._replace(src=edge.src)
-        else:
-            out.append(edge)
-    return out
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ir.boxing import cached_chain, crossing
+from ir.boxing import Step, cached_chain, crossing
 from ir.errors import PlanError
 from ir.graph import Node, Tensor
 from ir.mesh import Mesh
@@ -147,20 +147,25 @@ class _Placer:
         self, stage: int, tensor: Tensor, have: str, want: NdSbp, part: str, like: Node | None, *, clock: str = "microbatch", memory: str = "buffer"
     ) -> str:
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
-        mesh = self.stages[stage].mesh
-        src = self.stages[stage].values[have].nd
-        for step in cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links):
+        for step in self._steps(stage, tensor, have, want):
             known = self.made.get((stage, tensor.name, step.dst, part))
             if known is None:
-                name = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
-                queue = "compute" if step.is_local else f"comm.{self.plan.axes[step.axis]}"
-                self._task(
-                    stage, part, "box", step.kind, f"{name}.{step.kind}.{part}", reads=(have,), writes=(name,), axis=step.axis, queue=queue,
-                    origin=like.name if like else tensor.name, phase=like.phase if like else "U", layer=like.layer if like else 0,
-                )  # fmt: skip
-                known = name
+                known = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
+                self._step(stage, tensor, have, known, step, part, like)
             have = known
         return have
+
+    def _steps(self, stage: int, tensor: Tensor, have: str, want: NdSbp) -> tuple[Step, ...]:
+        mesh, src = self.stages[stage].mesh, self.stages[stage].values[have].nd
+        return cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links)
+
+    def _step(self, stage: int, tensor: Tensor, have: str, to: str, step: Step, part: str, like: Node | None) -> None:
+        """The task that re-shards the value `have` into the value `to`."""
+        queue = "compute" if step.is_local else f"comm.{self.plan.axes[step.axis]}"
+        self._task(
+            stage, part, "box", step.kind, f"{to}.{step.kind}.{part}", reads=(have,), writes=(to,), axis=step.axis, queue=queue,
+            origin=like.name if like else tensor.name, phase=like.phase if like else "U", layer=like.layer if like else 0,
+        )  # fmt: skip
 
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------------------
 
@@ -207,14 +212,10 @@ class _Placer:
         spec = self.graph.tensors[tensor]
         param = self._param_of(tensor)
         if param is not None:
-            # A weight gradient: boxed each microbatch to where it accumulates.
-            want = self.plan.params[param].grad
-            boxed = self._box(stage, spec, name, want, part, node)
-            writes = (self._accumulator(stage, tensor, want),)
-            self._task(
-                stage, part, "compute", "cast", f"{tensor}.accumulate", reads=(boxed,), writes=writes, rules=_identity_rules(want),
-                attrs={"dtype": self.state_dtype}, origin=node.origin, phase="W", layer=node.layer,
-            )  # fmt: skip
+            # A weight gradient: boxed each microbatch, the last step adding to what is there.
+            *before, last = self._steps(stage, spec, name, self.plan.params[param].grad)
+            have = self._box(stage, spec, name, before[-1].dst, part, node) if before else name
+            self._step(stage, spec, have, self._accumulator(stage, tensor, last.dst), last, part, node)
             return
         if tensor not in self.boxed:
             return
@@ -299,9 +300,10 @@ class _Placer:
         return self._value(stage, spec, nd, "B", clock="step", memory="gradient")
 
     def _reduce_grads(self, stage: int) -> dict[str, str]:
-        """For each parameter of the stage the value of its whole gradient at its state's placement."""
+        """For each parameter of the stage the value of its whole gradient at its state's placement, in the order in which the backward completes them."""
         final: dict[str, str] = {}
-        for p in self.graph.params:
+        made = {t: i for i, n in enumerate(self.graph.nodes) for t in n.outputs}
+        for p in sorted(self.graph.params, key=lambda p: max((made[c] for c in self.joint.grads.get(p.name, ())), default=-1)):
             users = sorted(self.uses.get(p.name, ()))
             if stage not in users:
                 continue

@@ -2,8 +2,8 @@
 
 Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.elimination` minimises the
 sum exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
-parameters once a step and once a microbatch, and for memory a price in seconds per byte. It ignores overlap, and a boxing that several consumers of one hub ask
-for is counted for each of them (a hub placed after the boxing avoids it).
+parameters once a step and once a microbatch, and for memory a price in seconds per byte. It ignores overlap. Equal readers of one tensor (q, k, v; gate, up)
+may share one boxed copy; for other readers of one hub a boxing that they have in common is counted for each.
 
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
 * Inputs and constants are read by every consumer as it wants them; loading costs a local copy.

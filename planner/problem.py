@@ -29,8 +29,9 @@ class Placed:
     """The decisions in the words of a Plan, and what they cost.
 
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
-    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params, grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of
-    assignments. `method` as in `planner.elimination.Solution`. `seconds`: how long the search took.
+    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params,
+    grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.elimination.Solution`.
+    `seconds`: how long the search took.
     """
 
     rules: Mapping[str, tuple[Rule, ...]]
@@ -105,9 +106,15 @@ class Problem:
             for t in n.outputs:
                 if self.graph.consumers(t) or t in self.graph.outputs:
                     hub = self.tables.hub(
-                        self.graph.tensors[t], uneven.get(t, frozenset()), t in self.facts.differentiable, t in maxima, t in self.graph.outputs
+                        self.graph.tensors[t], uneven.get(t, frozenset()), t in self.facts.differentiable, t in maxima, t in self.graph.outputs,
+                        self._has_equal_readers(t),
                     )  # fmt: skip
                     self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t))
+
+    def _has_equal_readers(self, tensor: str) -> bool:
+        """Whether several equal nodes read the tensor as the same operand, and its own producer does not read it again."""
+        readers = [(n.op, i) for n, i in self.graph.consumers(tensor)]
+        return len(set(readers)) < len(readers) and all(name for name, _ in self.facts.saved[tensor])
 
     def _uneven(self) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
         """Labels of nodes and dims of tensors that may split unevenly."""
@@ -230,19 +237,19 @@ class Problem:
                 kept = kept + boxes.nbytes[places] * (modes[0][i] == "input")
                 ins.append(None)
             else:
-                source, target = _ends(self.choices[u])
-                forward = m * boxes.cost[np.ix_(source, places)] * (2 if again[i] else 1)
+                source, target, common = _ends(self.choices[u])
+                once = m * boxes.cost[np.ix_(source, places)]
                 backward: Table | float = 0.0
                 if self.facts.node[n.name].carries[i]:
                     backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
-                ins.append(_consumer(boxes.nbytes, source, places, modes[0][i], forward, backward, charge))
+                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, charge))
         for j, u in enumerate(self._outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
             if u < 0:
                 kept = kept + boxes.nbytes[places] * (modes[1][j] != "")
                 outs.append(None)
             else:
-                source, target = _ends(self.choices[u])
+                source, target, _ = _ends(self.choices[u])
                 cost = m * boxes.cost[np.ix_(places, source)].T * (2 if repeated[j] else 1)
                 if n.outputs[j] in self.facts.differentiable:
                     cost = cost + m * boxes.cost[np.ix_(target, cls.needs[j][rows])]
@@ -252,20 +259,26 @@ class Problem:
         return _NodeTables(_Cost(seconds + charge * kept, kept), tuple(ins), tuple(outs))
 
     def hub_alone(self, tensor: str) -> _Cost:
-        """Of a hub: what is kept there in any case, and adding the cotangents of several uses."""
+        """Of a hub: what is kept there in any case, boxing for readers that share, and adding the cotangents of several uses."""
         choice = self.choices[self.number["hub", tensor]]
         uses = self.facts.saved[tensor]
         layers = [self.graph.node[name].layer if name else self.layers[self.number["hub", tensor]] for name, _ in uses]
         charge = max(map(self.terms.charge, layers), default=0.0)
         paid = self.paid(tensor)
-        num_adds = self._num_gradients(tensor) - 1
-        key = ("hub", id(choice), charge, paid, num_adds)
+        num_adds = max(0, self._num_gradients(tensor) - 1)
+        again = any((n.name, i) in self.facts.again for n, i in self.graph.consumers(tensor))
+        enters = any(name and self.graph.node[name].layer in self.terms.recompute for name, _ in uses)
+        key = ("hub", id(choice), charge, paid, num_adds, again, enters)
         if key not in self.made:
-            cls = choice.cls
+            cls, m = choice.cls, self.terms.num_microbatches
             assert isinstance(cls, HubClass)
-            kept = cls.boxes.nbytes[cls.value[choice.rows]] * paid
-            adding = cls.boxes.local_s[cls.cotangent[choice.rows]] * 1.5 * max(0, num_adds) * self.terms.num_microbatches
-            self.made[key] = _Cost(adding + charge * kept, kept)
+            value, cotangent, common = (table[choice.rows] for table in (cls.value, cls.cotangent, cls.common))
+            once = m * cls.boxes.cost[value, common]
+            here, copy = cls.boxes.nbytes[value], cls.boxes.nbytes[common]
+            reboxed = (common != value) & (once + charge * here < charge * copy) & (paid and not enters)
+            kept = np.where(reboxed | enters, here, copy) * paid
+            adding = 1.5 * m * num_adds * cls.boxes.local_s[cotangent]
+            self.made[key] = _Cost(adding + once * (2 if again else 1) + np.where(reboxed, once, 0.0) + charge * kept, kept, reboxed)
         found: _Cost = self.made[key]
         return found
 
@@ -369,18 +382,27 @@ class Problem:
                     if edge is not None:
                         keep(float(edge.kept[states[u], states[v]]), n.layer)
                 for t, u, edge in zip(n.inputs, self._inputs(name), made.ins, strict=True):
-                    if edge is not None and edge.reboxed is not None and edge.reboxed[states[u], states[v]]:
+                    if edge is not None and edge.reboxed is not None and (
+                        edge.reboxed[states[u], states[v]]
+                        or (edge.common is not None and edge.common[states[u], states[v]] and self._is_reboxed(t, states[u]))
+                    ):  # fmt: skip
                         reboxed.append((t, name))
         return out, priced, tuple(dict.fromkeys(reboxed))
+
+    def _is_reboxed(self, tensor: str, state: int) -> bool:
+        """Whether the readers that share a tensor box it again in the backward."""
+        reboxed = self.hub_alone(tensor).reboxed
+        return reboxed is not None and bool(reboxed[state])
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, and where the kept value is boxed again."""
+    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy."""
 
     table: Table
     kept: Table
     reboxed: NDArray[np.bool_] | None = None
+    common: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,13 +414,13 @@ class _NodeTables:
     outs: tuple[_Cost | None, ...]
 
 
-def _ends(choice: Choice) -> tuple[Index, Index]:
-    """Where consumers find the value, and where they leave its cotangent: of a hub, or of a parameter."""
-    cls = choice.cls
+def _ends(choice: Choice) -> tuple[Index, Index, Index]:
+    """Where the value lies, where its cotangent is summed, where equal readers find it: of a hub, or of a parameter."""
+    cls, rows = choice.cls, choice.rows
     if isinstance(cls, HubClass):
-        return cls.value[choice.rows], cls.cotangent[choice.rows]
+        return cls.value[rows], cls.cotangent[rows], cls.common[rows]
     assert isinstance(cls, ParamClass)
-    return cls.held[choice.rows], cls.grad[choice.rows]
+    return cls.held[rows], cls.grad[rows], cls.held[rows]
 
 
 def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
@@ -410,16 +432,26 @@ def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
     return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
 
 
-def _consumer(nbytes: Table, source: Index, places: Index, mode: str, forward: Table, backward: Table | float, charge: float) -> _Cost:
-    """The edge source -> use; a kept value that is not the source itself is kept as it was read, or boxed again where that is cheaper."""
+def _consumer(
+    nbytes: Table, where: tuple[Index, Index, Index], mode: str, once: Table, times: int, backward: Table | float, charge: float
+) -> _Cost:  # fmt: skip
+    """The edge from a hub to a use, `where` = placements of (value, common copy, use); `once` boxes value to use once, the forward does it `times`.
+
+    A kept value that is not the hub's own is kept as it was read, or boxed again where that is cheaper; the common copy is the hub's affair where the hub pays.
+    """
+    source, common, places = where
+    is_source = source[:, None] == places[None, :]
+    is_common = (common[:, None] == places[None, :]) & ~is_source
+    time_s = np.where(is_common, 0.0, once) * times + backward
     if mode == "":
-        return _Cost(forward + backward, np.zeros(forward.shape))
-    here = np.zeros(forward.shape) if mode == "shared" else np.broadcast_to(nbytes[source][:, None], forward.shape)
-    copy = np.broadcast_to(nbytes[places][None, :], forward.shape)
-    equal = source[:, None] == places[None, :]
-    reboxed = ~equal & (forward + charge * here < charge * copy)
-    kept = np.where(equal | reboxed, here, copy)
-    return _Cost(forward + backward + charge * kept + np.where(reboxed, forward, 0.0), kept, reboxed)
+        return _Cost(time_s, np.zeros(once.shape))
+    here = np.broadcast_to((nbytes[source] * ((common != source) | (mode == "only")))[:, None], once.shape)
+    copy = np.broadcast_to(nbytes[places][None, :], once.shape)
+    reboxed = ~is_source & (once + charge * here < charge * copy)
+    kept = np.where(is_source | reboxed, here, copy)
+    if mode == "shared":
+        reboxed, kept = reboxed & ~is_common, np.where(is_common, 0.0, kept)
+    return _Cost(time_s + charge * kept + np.where(reboxed, once, 0.0), kept, reboxed, is_common)
 
 
 def _columns(state: Sequence[tuple[Sbp, ...]], width: int) -> list[NdSbp]:

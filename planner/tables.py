@@ -124,13 +124,17 @@ class NodeClass:
 
 @dataclass(frozen=True, eq=False)
 class HubClass:
-    """All tensors that are alike; a state is a pair (value, cotangent) for each axis."""
+    """All tensors that are alike; a state is a pair (value, cotangent) for each axis.
+
+    `common`: where several equal readers find the value, boxed once for all of them; the value's own placement where they do not share.
+    """
 
     boxes: Boxes
     differentiable: bool
     states: tuple[tuple[tuple[Sbp, Sbp], ...], ...]
     value: Index
     cotangent: Index
+    common: Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,24 +248,25 @@ class Tables:
 
     # ---- hubs ------------------------------------------------------------------------------------------------------------------------------------
 
-    def hub(self, tensor: Tensor, uneven_dims: frozenset[int], differentiable: bool, has_max: bool, is_output: bool) -> HubClass:
-        """The class of a tensor's hub; the cotangent of an output is the seed, which is B."""
-        key = ("hub", tensor.shape, tensor.dtype, uneven_dims, differentiable, has_max, is_output)
+    def hub(self, tensor: Tensor, uneven_dims: frozenset[int], differentiable: bool, has_max: bool, is_output: bool, is_shared: bool) -> HubClass:
+        """The class of a tensor's hub; the cotangent of an output is the seed, which is B. `is_shared`: several equal nodes read it."""
+        key = ("hub", tensor.shape, tensor.dtype, uneven_dims, differentiable, has_max, is_output, is_shared)
         if key not in self.memo:
-            self.memo[key] = self._hub(tensor, uneven_dims, differentiable, has_max, is_output)
+            self.memo[key] = self._hub(tensor, uneven_dims, differentiable and not is_output, has_max, is_shared)
         found: HubClass = self.memo[key]
         return found
 
-    def _hub(self, tensor: Tensor, uneven_dims: frozenset[int], differentiable: bool, has_max: bool, is_output: bool) -> HubClass:
+    def _hub(self, tensor: Tensor, uneven_dims: frozenset[int], sums: bool, has_max: bool, is_shared: bool) -> HubClass:
+        """`sums`: the cotangent may be left P. A shared tensor may be split and its cotangents still be summed as P, and scattered once."""
         boxes = self.boxes(tensor, has_max)
-        pairs = [(B, B), *(((B, P),) if differentiable and not is_output else ()), (P, B)]
-        pairs += [(P_MAX, B)] if has_max else []
-        pairs += [(S(d), S(d)) for d in range(len(tensor.shape))]
-        states = tuple(
-            nd for nd in itertools.product(pairs, repeat=len(self.axes)) if self.even(tensor.shape, tuple(v for v, _ in nd), uneven_dims)
-        )  # fmt: skip
-        value = boxes.of(tuple(v for v, _ in nd) for nd in states)
-        return HubClass(boxes, differentiable, states, value, boxes.of(tuple(c for _, c in nd) for nd in states))
+        dims = tuple(map(S, range(len(tensor.shape))))
+        pairs = [(B, B), *(((B, P),) if sums else ()), (P, B), *(((P_MAX, B),) if has_max else ()), *((s, s) for s in dims)]
+        pairs += [(s, P) for s in dims] if sums and is_shared else []
+        on_axis = [(value, cotangent, value) for value, cotangent in pairs]
+        on_axis += [(value, cotangent, B) for value, cotangent in pairs if is_shared and (value.is_split or value == P)]
+        nds = [nd for nd in itertools.product(on_axis, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims)]
+        value, cotangent, common = (boxes.of(tuple(t[i] for t in nd) for nd in nds) for i in range(3))
+        return HubClass(boxes, sums, tuple(tuple((v, c) for v, c, _ in nd) for nd in nds), value, cotangent, common)
 
     def even(self, shape: Sequence[int], nd: NdSbp, uneven_dims: frozenset[int]) -> bool:
         """Whether every split dim divides, or may be uneven and leaves no part empty."""

@@ -15,6 +15,12 @@ from simulator import gemm as gemms
 from simulator.collectives import ALGORITHMS, FREE, Group, Line, lines, p2p_line, siblings
 from simulator.routes import Edge, Routes
 
+PRODUCTS = {"attention": 2, "attention.grad": 5}
+"""Matrix products of queries and keys in an operator, each of 2 d flops a pair."""
+
+MEASURED_HEAD = 64
+"""Size of a head in the samples by which `executor.measure` times attention."""
+
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
@@ -95,6 +101,24 @@ class CostModel:
             return peak(device, dtype) * float(device.profile["attention_share"])
         return device.flops_per_s.get("float32") or max(device.flops_per_s.values())
 
+    def _attention_s(self, work: Work, rank: int) -> float:
+        """What attention on a measured device takes beyond its table, whose samples have heads of `MEASURED_HEAD` and no dropout.
+
+        Beside its products it does, for every pair of a query and a key, work that does not grow with the size of a head: what of the table's seconds a flop
+        the GEMM table does not explain. Dropout draws a number for every pair, as the operator `dropout` does for every element that it reads and writes.
+        """
+        device = self.cluster.devices[rank]
+        ops = device.profile.get("ops", {})
+        table, d = ops.get(work.op), work.sizes.get("d")
+        if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
+            return 0.0
+        pairs = work.flops / (2 * PRODUCTS[work.op] * d)
+        shape = (1, 64, work.sizes.get("z", 64), MEASURED_HEAD)
+        product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
+        beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
+        drawn_s = ops["dropout"]["s_per_element"].get(work.dtype, 0.0) if work.attrs.get("p", 0.0) > 0 and "dropout" in ops else 0.0
+        return float(work.flops * beside_s * (MEASURED_HEAD / d - 1) + pairs * 2 * drawn_s)
+
     def accumulate_s(self, nbytes: float, dtype: str, rank: int) -> float:
         """Seconds to add a tensor of `nbytes` to another: two reads and a write."""
         return self.compute_s("add", dtype, nbytes / DTYPE_BYTES[dtype], 3.0 * nbytes, (), rank)
@@ -170,7 +194,8 @@ class CostModel:
     def work_s(self, work: Work, rank: int) -> float:
         """Seconds of one firing on `rank`, once it runs."""
         if work.kind == "compute":
-            return self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
+            seconds = self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
+            return seconds + self._attention_s(work, rank) if work.op in PRODUCTS else seconds
         if work.kind == "collective":
             return self.collective_s(work.op, work.nbytes, work.group)
         if work.kind in ("send", "recv"):

@@ -17,6 +17,9 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (6
 NEIGHBOURS = 6
 """Measured shapes that count for a shape in between."""
 
+FAR = 2.0
+"""Doublings of m, n or k at which a measured shape says as much of another as the law does by itself."""
+
 
 class Gemm(Protocol):
     def seconds(self, shape: tuple[int, ...], nbytes: float, bytes_per_s: float) -> float:
@@ -52,30 +55,54 @@ class Tiled:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A table of measured products: rows of (batch, m, n, k, seconds).
+    """A table of measured products: rows of (batch, m, n, k, seconds), a law fitted to them, and what the law misses near each of them.
 
-    A measured shape has its measured time. Any other has the rate of its nearest shapes, weighted by their distance in the logarithms of m, n and k (and,
-    less, batch), the launch time apart; a rate beyond the table is that of its edge.
+    The law is `seconds = launch + batch c0 + flops c1 + elements read c2 + elements written c3`, none of the c below 0, by least squares of the relative error.
+    A measured shape has its measured time. Any other has the law's, times the mean factor of its nearest shapes, weighted by their distance in the logarithms
+    of m, n, k and (less) batch; far from all of them the law stands alone.
     """
 
-    places: np.ndarray
-    log_rates: np.ndarray
     launch_s: float
+    law: np.ndarray
+    places: np.ndarray
+    log_factors: np.ndarray
 
     @classmethod
     def of_rows(cls, rows: Sequence[Sequence[float]], launch_s: float) -> Measured:
         """A table; its fastest row bounds the launch time that is told apart."""
         table = np.asarray(rows, float)
         launch_s = min(launch_s, float(table[:, 4].min()) / 2)
-        flops = 2 * np.prod(table[:, :4], axis=1)
-        return cls(_places(table[:, :4]), np.log(flops / (table[:, 4] - launch_s)), launch_s)
+        law = _fit(_terms(table[:, :4]), table[:, 4] - launch_s, table[:, 4])
+        told = launch_s + _terms(table[:, :4]) @ law
+        return cls(launch_s, law, _places(table[:, :4]), np.log(table[:, 4] / told))
 
     def seconds(self, shape: tuple[int, ...], nbytes: float, bytes_per_s: float) -> float:
-        far = np.square(self.places - _places(np.asarray([shape], float))).sum(axis=1)
+        here = np.asarray([shape], float)
+        far = np.square(self.places - _places(here)).sum(axis=1)
         near = np.argsort(far, kind="stable")[:NEIGHBOURS]
         weights = 1 / (far[near] + 1e-9) ** 1.5
-        rate = math.exp(float((weights * self.log_rates[near]).sum() / weights.sum()))
-        return self.launch_s + 2.0 * math.prod(shape) / rate
+        factor = math.exp(float((weights * self.log_factors[near]).sum() / (weights.sum() + FAR**-3)))
+        return float(factor * (self.launch_s + (_terms(here) @ self.law)[0]))
+
+
+def _terms(shapes: np.ndarray) -> np.ndarray:
+    """What the law is linear in, one row a shape: batch, flops, elements read, elements written."""
+    batch, m, n, k = shapes.T
+    return np.stack([batch, 2 * batch * m * n * k, batch * (m * k + k * n), batch * m * n], axis=1)
+
+
+def _fit(terms: np.ndarray, seconds: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Coefficients of 0 or more: the most negative is left out until there is none."""
+    used = list(range(terms.shape[1]))
+    while True:
+        rows = terms[:, used] / scale[:, None]
+        size = rows.max(axis=0)
+        found = np.linalg.lstsq(rows / size, seconds / scale, rcond=None)[0] / size
+        if found.min() >= 0 or len(used) == 1:
+            out = np.zeros(terms.shape[1])
+            out[used] = np.maximum(found, 0.0)
+            return out
+        used.pop(int((found * size).argmin()))
 
 
 def _places(shapes: np.ndarray) -> np.ndarray:

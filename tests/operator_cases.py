@@ -17,6 +17,10 @@ def _with_grads(name: str, grads: str, attrs: dict | None = None, **more: object
     return [case for each in (name, *(f"{name}.{grad}" for grad in grads.split())) for case in _both(each, attrs, **more)]
 
 
+def _uneven(cases: list[Case]) -> list[Case]:
+    return [case for case in cases if case.sizes["b"] == UNEVEN["b"]]
+
+
 DROP = {"p": 0.3, "salt": 5}
 LLAMA3 = {"theta": 50.0, "factor": 8.0, "low": 1.0, "high": 4.0, "original": 16.0}
 CLIP = {"lr": 0.1, "max_norm": 0.5, "weight_decay": 0.1}
@@ -35,8 +39,8 @@ CASES: tuple[Case, ...] = tuple(
         _with_grads("transpose", "dx"), _with_grads("transpose", "dx", leading=1),
         _with_grads("layer_norm", "dx dgc", {"eps": 1e-5}, positive=("rstd",)), _with_grads("rms_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)),
         _with_grads("head_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)), _with_grads("softmax", "dx"),
-        _with_grads("attention", "grad", {"causal": True}), _with_grads("attention", "grad", {"causal": False, "scale": 0.4}),
-        _with_grads("attention", "grad", {"causal": True, **DROP}),
+        _with_grads("attention", "grad", {"causal": True}), _uneven(_with_grads("attention", "grad", {"causal": False, "scale": 0.4})),
+        _uneven(_with_grads("attention", "grad", {"causal": True, **DROP})),
         _with_grads("rope", "dx", LLAMA3), _with_grads("rope", "dx", {"theta": 10.0}),
         _with_grads("embedding", "dtable", integers=IDS), _with_grads("positions", "dtable"),
         _with_grads("cross_entropy", "dlogits", integers=LABELS), _both("last_max"), _with_grads("exp_sum", "dlogits", integers=LABELS),

@@ -130,7 +130,7 @@ sys.exit(main([{str(saved)!r}, "--steps", "2", "--json"]))
 
 def test_a_missing_gpu_is_told(saved, capsys):
     pytest.importorskip("cupy")
-    from executor.backend import open_backend
+    from executor.backends import open_backend
     from ir.errors import ExecutionError
 
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from executor.backend import open_backend
+from executor.backends import open_backend
 from executor.gpu_check import Row, kernel_difference, main, operators, table, variants
 from executor.samples import SMALL, sample
 from ir.errors import ExecutionError

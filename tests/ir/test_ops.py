@@ -104,6 +104,10 @@ def test_rope_turns_pairs_by_position() -> None:
     np.testing.assert_allclose(run("rope.dx", out, d=8, theta=100.0), x, rtol=1e-12)
 
 
+def test_a_factor_alone_slows_every_wave() -> None:
+    np.testing.assert_allclose(frequencies({"theta": 1e4, "factor": 4.0}, 16), frequencies({"theta": 1e4}, 16) / 4.0)
+
+
 def test_llama_3_slows_long_waves_only() -> None:
     attrs = {"theta": 500000.0, "factor": 8.0, "low": 1.0, "high": 4.0, "original": 8192}
     plain, slowed = frequencies({"theta": 500000.0}, 128), frequencies(attrs, 128)
@@ -222,6 +226,14 @@ def test_inputs_are_left_alone_and_cast_changes_the_dtype() -> None:
     out = np.empty(3, "float32")
     catalogue("cast").for_ranks([1]).kernel(Context(np, {"dtype": "float32"}, {"b": 3}, {"b": 3}, {}), w * 1.1, out)
     assert (out == np.float32(1.1)).all()
+
+
+def test_operators_that_say_so_copy_their_input() -> None:
+    copying = [op for op in CATALOGUE.values() if op.copies]
+    assert {"add.dx", "bias.dx"} <= {op.name for op in copying}
+    for op in copying:
+        x = np.random.default_rng(0).normal(size=(2, 3, 4))
+        np.testing.assert_array_equal(run(op.name, x), x)
 
 
 # ---- local re-sharding -----------------------------------------------------------------------------------------------------------------------------

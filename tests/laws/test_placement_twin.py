@@ -54,7 +54,27 @@ class Twin:
 
     def seconds(self) -> float:
         each = sum(self.forward(n) for n in self.graph.nodes) + sum(self.gradient(n) for n in self.joint.graph.nodes if n.phase in ("I", "W"))
-        return self.m * each + sum(self.param(t) for t in self.graph.params) + self.adding()
+        return self.m * (each - self.shared()) + sum(self.param(t) for t in self.graph.params) + self.adding()
+
+    def readers(self, t: str) -> list[tuple[Node, int, NdSbp]]:
+        return [(n, i, nd_placements(self.placed.rules[n.name], self.graph.op(n))[0][i]) for n, i in self.graph.consumers(t)]
+
+    def shared(self) -> float:
+        """What equal readers of one tensor save by boxing it once, into the placement where that saves most."""
+        saved = 0.0
+        for t, hub in self.placed.hubs.items():
+            readers = self.readers(t)
+            if len({(n.op, i) for n, i, _ in readers}) == len(readers):
+                continue
+            of_one = {dst: self.box(self.graph.tensors[t], hub.value, dst) for _, _, dst in readers}
+            gains = [0.0]
+            for dst, once in of_one.items():
+                mine = [(n, i) for n, i, nd in readers if nd == dst]
+                again = sum(self.again(n, i) for n, i in mine)
+                reboxed = sum((t, n.name) in self.placed.reboxed for n, _ in mine)
+                gains.append(once * (len(mine) - 1 + max(0, again - 1) + max(0, reboxed - 1)))
+            saved += max(gains)
+        return saved
 
     def again(self, n: Node, i: int) -> bool:
         """Whether the backward boxes this operand of a forward node once more: for a re-run, for a gradient in a re-run layer, or because it is a weight."""
@@ -77,6 +97,7 @@ class Twin:
             if tensors[t].role == "input":
                 total += self.copy(tensors[t], nd)
             else:
+                times += (t, n.name) in self.placed.reboxed
                 total += times * self.box(tensors[t], self.placed.params[t].held if t in self.params else self.placed.hubs[t].value, nd)
         for t, nd in zip(n.outputs, outs, strict=True):
             if self.graph.consumers(t) or t in self.graph.outputs:
@@ -131,16 +152,17 @@ PRICINGS = {
 
 
 @pytest.mark.parametrize("pricing", PRICINGS)
+@pytest.mark.parametrize("memory_price", [0.0, 1e-9, 1e-6])
 @pytest.mark.parametrize(("mesh", "m", "recompute"), [((4,), 1, ()), ((3,), 4, ()), ((2, 2), 3, ()), ((2, 4), 2, (1,)), ((2, 1), 2, (0, 1, 2))])
-def test_cost_is_the_sum_over_everything_that_is_derived(pricing: str, mesh: tuple[int, ...], m: int, recompute: tuple[int, ...]) -> None:
+def test_time_is_the_sum_over_everything_that_is_derived(pricing: str, mesh: tuple[int, ...], m: int, recompute: tuple[int, ...], memory_price: float) -> None:
     graph = model(replace(SMALL, batch=6, heads=6, groups=3) if mesh == (3,) else SMALL)
     axes = ("dp", "tp")[: len(mesh)]
     prices = AlphaBeta(dict(zip(axes, mesh, strict=True)), **PRICINGS[pricing])
-    placed = search(graph, axes, mesh, prices, num_microbatches=m, recompute=recompute)
+    placed = search(graph, axes, mesh, prices, num_microbatches=m, recompute=recompute, memory_price=memory_price)
     assert placed.exact
     twin = Twin(graph, axes, mesh, prices, placed, m, recompute).seconds()
-    assert placed.cost_s == pytest.approx(twin, rel=1e-9)
-    assert placed.time_s == placed.cost_s
+    assert placed.time_s == pytest.approx(twin, rel=1e-9)
+    assert placed.cost_s == pytest.approx(placed.time_s + memory_price * sum(placed.nbytes.values()), rel=1e-9)
 
 
 def test_the_found_plan_priced_again_costs_the_same_and_no_neighbour_costs_less() -> None:
@@ -149,7 +171,7 @@ def test_the_found_plan_priced_again_costs_the_same_and_no_neighbour_costs_less(
     found = search(graph, ("dp", "tp"), mesh, prices, num_microbatches=2, memory_price=1e-9)
     again = price(graph, ("dp", "tp"), mesh, prices, rules=found.rules, hubs=found.hubs, params=found.params, num_microbatches=2, memory_price=1e-9)
     assert again.cost_s == pytest.approx(found.cost_s, rel=1e-12)
-    assert again.log10_space == 0
+    assert again.log10_space < 2, "only where equal readers share a copy is open"
     tried = 0
     tables = new_tables(("dp", "tp"), mesh, prices)
     for n in graph.nodes[3::2]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,7 @@ from ir.boxing import bytes_moved, chain
 from ir.errors import PlanError
 from ir.graph import Graph
 from ir.op import Rule, nd_placements
-from ir.plan import ParamPlacement
+from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, P, S
 from ir.units import DTYPE_BYTES
 from planner.elimination import solve
@@ -283,6 +287,25 @@ def test_a_dear_copy_is_boxed_again_in_the_backward() -> None:
     assert dear.time_s > cheap.time_s
 
 
+def test_equal_readers_share_one_gather_in_each_direction() -> None:
+    """As sequence parallelism does it: the shard is kept, gathered once for q, k and v, again in the backward, and their cotangents are scattered once."""
+    graph = model(Llama(batch=8, layers=1))
+    args = (graph, ("tp",), (4,), AlphaBeta({"tp": 4}))
+    rules = megatron(graph, sp=True)
+    norms = ("h.0.norm1", "h.0.norm2")
+    same = {"num_microbatches": 1, "memory_price": 1e-9, "state_price": 0.0}
+    hubs = price(*args, rules=rules, num_microbatches=1).hubs
+    assert all(hubs[t] == ((B,), (P,)) for t in norms)
+    cheap = price(*args, rules=rules, hubs=hubs, **same)
+    shard = price(*args, rules=rules, hubs={**hubs, **dict.fromkeys(norms, Hub((S(1),), (P,)))}, **same)
+    assert {t for t, _ in shard.reboxed} >= set(norms)
+    tensor = graph.tensors["h.0.norm1"]
+    once = sum(map(boxing_price(args[3], ("tp",), (4,), tensor.shape, 2), chain((S(1),), (B,), tensor.shape, (4,), bytes_moved(tensor.shape, (4,), 2))))
+    assert shard.time_s == pytest.approx(cheap.time_s + 2 * once, rel=1e-9)
+    assert shard.nbytes["activations"] == pytest.approx(cheap.nbytes["activations"] - 2 * 3 / 4 * tensor.nbytes)
+    assert search(*args, **same).cost_s <= shard.cost_s < cheap.cost_s
+
+
 def test_recompute_costs_time_and_frees_memory() -> None:
     graph = model(Llama(batch=8, layers=4))
     args = (graph, ("tp",), (4,), AlphaBeta({"tp": 4}))
@@ -340,3 +363,18 @@ def test_links_of_the_axes_choose_the_chains_that_were_priced() -> None:
     )
     one = search(model(Llama(batch=8, layers=1)), ("dp", "tp"), (1, 8), AlphaBeta({"dp": 1, "tp": 8}), num_microbatches=2)
     assert one.links[0] == (0.0, 0.0)
+
+
+def test_same_bytes_under_any_hash_seed() -> None:
+    code = (
+        "from tests.planner.blocks import AlphaBeta, Llama, model\n"
+        "from planner.placement import search\n"
+        "found = search(model(Llama(layers=2)), ('dp', 'tp'), (2, 4), AlphaBeta({'dp': 2, 'tp': 4}), num_microbatches=4, memory_price=1e-11)\n"
+        "print(found.rules, found.hubs, found.params, found.reboxed, found.cost_s, found.nbytes)\n"
+    )
+    root = Path(__file__).parents[2]
+    told = {
+        subprocess.run([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(told) == 1
