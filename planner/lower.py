@@ -186,10 +186,10 @@ class _Writer:
         work, channel = self._work(rank, task)
         if not self.present.issuperset(work.group):
             channel = ""  # its partners are represented by this rank, which then waits for nobody
-        names = [tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates)]
+        reads, writes, updates = (tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates))
         if work.op == "fill":
-            names[0] = ()  # what would have been read counts on another rank
-        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, *names, channel, task.origin, task.phase, task.layer)
+            reads = ()  # what would have been read counts on another rank
+        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, reads, writes, updates, channel, task.origin, task.phase, task.layer)
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:
         if task.kind == "compute":
