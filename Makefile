@@ -25,10 +25,10 @@ lint: $(VENV)/installed-all  ## ruff and mypy (strict on ir/)
 	$(BIN)/mypy
 
 bench: $(VENV)/installed-all  ## the long measurements, one script a claim; results as dated files in benchmarks/results
-	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done
+	for script in $(filter-out benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do $(RUN) $$script || exit 1; done
 
 gpu-check: $(VENV)/installed-all  ## what needs a CUDA device: kernels, parity, prediction; one table
-	$(RUN) -m executor.gpu_check
+	$(RUN) benchmarks/gpu_check.py
 
 clean:  ## everything that the other targets made
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
