@@ -27,7 +27,7 @@ from simulator.memory import ledger
 Progress = Callable[..., None]
 DEFAULT_BATCH_PER_DEVICE = 8
 ALL_RANKS = 16
-"""Up to so many ranks each is simulated; above, one of each stage stands for the others, which do the same at the same time."""
+"""Up to so many ranks each is simulated; above, some stand for the others, which do the same at the same time."""
 
 
 def _silent(*_: Any) -> None:
@@ -99,12 +99,15 @@ def simulate(
 ) -> Prediction:  # fmt: skip
     """What a plan will do on a cluster (the one that it was made for): timeline, memory ledger, step time.
 
-    `ranks`: simulate these alone, at least one of each stage, for all of them; what they wait for others to do they find done.
+    `ranks`: simulate these alone, at least one of each stage, for all of them; what they wait for others to do they find done. Without it, all ranks of a small
+    plan, the representatives of a large one.
     Raises ClusterError when the cluster is another one than the plan's and has too few devices.
     """
     made = read_plan(plan)
     devices = cluster_of(made, cluster)
     whole = model_of(made, model)
+    if ranks is None and made.num_ranks > ALL_RANKS:
+        ranks = planner_lower.representatives(made, devices)
     program = planner_lower.lower(whole, made, ranks)
     timeline = simulate_program(program, CostModel(devices), steps=steps)
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))

@@ -43,7 +43,7 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
 
     Raises PlanError when the plan does not belong to the model.
     """
-    program = lower(model, plan, ranks=representatives(plan))
+    program = lower(model, plan, ranks=representatives(plan, cluster))
     cost = CostModel(cluster)
     timeline = simulate(program, cost)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))

@@ -243,7 +243,7 @@ class _Search:
         key = (made.microbatch, c.num_microbatches, made.recompute)
         if key not in self.joints:
             self.joints[key] = joint_graph(self.graph(made.microbatch), made)
-        program = write(self.joints[key], made, representatives(made))
+        program = write(self.joints[key], made, representatives(made, self.cluster))
         return Evaluated(c, made, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def make_plan(self, c: Candidate, price: float = 0.0) -> Plan:
