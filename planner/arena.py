@@ -52,8 +52,8 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
     writer = {w: a for a in order for w in a.writes}
     readers: dict[str, list[Actor]] = {}
     for a in order:
-        for r in a.reads:
-            readers.setdefault(r, []).append(a)
+        for name in a.reads:
+            readers.setdefault(name, []).append(a)
     after: dict[str, int] = {}
     for a in order:
         if a.queue == "compute":

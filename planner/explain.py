@@ -21,7 +21,8 @@ from simulator.engine import simulate
 from simulator.memory import ledger
 
 PARTS = {
-    "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer", "other_s": "launches and waits",
+    "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
+    "other_s": "launches and waits",
 }  # fmt: skip
 """The parts of a step, as the command's documents name them, in words."""
 
@@ -42,7 +43,7 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
 
     Raises PlanError when the plan does not belong to the model.
     """
-    program = lower(model, plan, ranks=representatives(plan))
+    program = lower(model, plan, ranks=representatives(plan, cluster))
     cost = CostModel(cluster)
     timeline = simulate(program, cost)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
@@ -110,8 +111,8 @@ def in_words(graph: Graph, node: Node, rule: Rule) -> str:
         return "applied to partial sums"
     if graph.op(node).is_contraction and rule.on in ("n", "k"):
         return "column split" if rule.on == "n" else "row split"
-    words = {"b": "split along the batch", "s": "split along the sequence", "v": "split along the vocabulary", "g": "split by heads", "h": "split along the width"}
-    return words.get(rule.on, f"split along {rule.on}")
+    words = {"b": "along the batch", "s": "along the sequence", "v": "along the vocabulary", "g": "by heads", "h": "along the width"}
+    return f"split {words.get(rule.on, f'along {rule.on}')}"
 
 
 def _pattern(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ir.cluster import Cluster
 from ir.errors import PlanError
 from ir.graph import Graph, Tensor
 from ir.mesh import Mesh
@@ -76,9 +77,12 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
 
 
-def representatives(plan: Plan) -> tuple[int, ...]:
-    """The first rank of every stage: on equal devices all ranks of a stage do the same at the same time."""
-    return tuple(s.ranks[0] for s in plan.stages)
+def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
+    """The ranks that a simulation needs: the first of every stage, since on equal devices all of a stage do the same at the same time.
+
+    All ranks where the devices are cores of one machine (`num_cores`): what one of them does there slows the others.
+    """
+    return tuple(r for s in plan.stages for r in (s.ranks if "num_cores" in cluster.profile else s.ranks[:1]))
 
 
 def stash(slots: tuple[Slot, ...]) -> int:
@@ -186,10 +190,10 @@ class _Writer:
         work, channel = self._work(rank, task)
         if not self.present.issuperset(work.group):
             channel = ""  # its partners are represented by this rank, which then waits for nobody
-        names = [tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates)]
+        reads, writes, updates = (tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates))
         if work.op == "fill":
-            names[0] = ()  # what would have been read counts on another rank
-        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, *names, channel, task.origin, task.phase, task.layer)
+            reads = ()  # what would have been read counts on another rank
+        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, reads, writes, updates, channel, task.origin, task.phase, task.layer)
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:
         if task.kind == "compute":

@@ -69,8 +69,8 @@ class Evaluated:
 class Result:
     """The best plans, best first, and what was searched for them.
 
-    `searched`: candidates in the stated space; `evaluated`, `pruned`: what became of them. `optimal`: no candidate was left out but by its bound; `gap`: how far
-    at most the best plan is from the best candidate by the lower bounds of those left out (0 when optimal).
+    `searched`: candidates in the stated space; `evaluated`, `pruned`: what became of them. `optimal`: no candidate was left out but by its bound; `gap`: how
+    far at most the best plan is from the best candidate by the lower bounds of those left out (0 when optimal).
     """
 
     plans: tuple[Plan, ...]
@@ -100,7 +100,7 @@ def plan(
 
 
 def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str, Any]) -> Plan:
-    """The best plan with the batch, dtype and optimizer of `like` that keeps `fix`, simulated, whether it fits or not. Raises PlanError when it is not legal."""
+    """The best plan with the batch, dtype and optimizer of `like` that keeps `fix`, simulated, fit or not. Raises PlanError when it is not legal."""
     search = _Search(model, cluster, like.batch, like.seq, like.dtype, like.optimizer, fix, 1.0)
     space = sorted(candidates(search.fix, cluster.num_devices, like.batch, search.graph(1)), key=lambda c: (search.guess_s(c), str(c)))
     if not space:
@@ -188,12 +188,13 @@ class _Search:
         return len(times) >= top and self.lower_bound_s(c) > min(times[top - 1], NEAR * times[0])
 
     def fits(self, e: Evaluated) -> bool:
-        return e.memory.peak_bytes <= self.memory_fraction * e.memory.usable_bytes
+        usable = e.memory.usable_bytes
+        return usable is None or e.memory.peak_bytes <= self.memory_fraction * usable
 
     # ---- bounds ------------------------------------------------------------------------------------------------------------------------------------
 
     def lower_bound_s(self, c: Candidate) -> float:
-        """The time of the heaviest stage's kernels, each as fast on a part as on the whole, plus the pipeline's fill and drain; no communication, no optimizer."""
+        """The time of the heaviest stage's kernels, each as fast on a part as on the whole, plus fill and drain; no communication, no optimizer."""
         weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
@@ -242,7 +243,7 @@ class _Search:
         key = (made.microbatch, c.num_microbatches, made.recompute)
         if key not in self.joints:
             self.joints[key] = joint_graph(self.graph(made.microbatch), made)
-        program = write(self.joints[key], made, representatives(made))
+        program = write(self.joints[key], made, representatives(made, self.cluster))
         return Evaluated(c, made, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def make_plan(self, c: Candidate, price: float = 0.0) -> Plan:
@@ -254,16 +255,17 @@ class _Search:
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self.tables:
             self.tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP
         placed = search_placement(
-            graph, mesh.axes, mesh.shape, pricing, tables=self.tables[mesh.shape], num_microbatches=c.num_microbatches, memory_price=per_byte, in_flight=in_flight,
-            recompute=recompute, optimizer=self.optimizer["name"], space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
+            graph, mesh.axes, mesh.shape, pricing, tables=self.tables[mesh.shape], num_microbatches=c.num_microbatches, memory_price=per_byte,
+            in_flight=in_flight, recompute=recompute, optimizer=self.optimizer["name"], space=space,
         )  # fmt: skip
         size = mesh.size
         stages = tuple(Stage(a, b, tuple(range(i * size, (i + 1) * size))) for i, (a, b) in enumerate(self.stages(c.pp)))
         made = Plan(
             self.model.reference or self.model.name, self.model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, self.seq, self.dtype,
-            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params, placed.reboxed,
-            links=placed.links,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            placed.reboxed, links=placed.links,
         )  # fmt: skip
         return replace(made, layout=layout(graph, made))
 
@@ -271,7 +273,8 @@ class _Search:
         plans = []
         for e in best:
             timeline = run_simulation(e.program, self.cost, steps=2)
-            plans.append(replace(e.plan, predicted=metrics(self.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))))
+            memory = ledger(e.program, timeline, cluster=self.cluster)
+            plans.append(replace(e.plan, predicted=metrics(self.model, self.cluster, e.plan, e.program, timeline, memory)))
         return sorted(plans, key=lambda p: (p.predicted["step_s"], str(p.layout)))
 
 
@@ -304,7 +307,8 @@ def _what_is_missing(model: Model, too_big: list[Evaluated], cluster: Cluster) -
     gib = 2.0**30
     usable = cluster.devices[0].usable_bytes / gib
     told = "; ".join(f"{e.candidate}: {e.memory.peak_bytes / gib:.1f} GiB" for e in near)
-    return f"`{model.name}` does not fit on {cluster.num_devices} x {cluster.devices[0].name} ({usable:.1f} GiB usable each). Nearest: {told}. Add devices, shorten seq, or lower the batch."
+    asked = f"`{model.name}` does not fit on {cluster.num_devices} x {cluster.devices[0].name} ({usable:.1f} GiB usable each)"
+    return f"{asked}. Nearest: {told}. Add devices, shorten seq, or lower the batch."
 
 
 def _with_reasons(plans: list[Plan]) -> tuple[Plan, ...]:

@@ -72,8 +72,8 @@ def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeli
     peak = cluster.devices[0].flops_per_s.get(plan.dtype, 0.0)
     return {
         "step_s": step_s, "tokens_per_s_per_gpu": plan.batch * plan.seq / step_s / plan.num_ranks, "tflops_per_gpu": flops / 1e12,
-        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB, "fits": memory.fits,
-        "comm": communication(program, timeline),
+        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB,
+        "fits": memory.fits, "comm": communication(program, timeline),
     }  # fmt: skip
 
 

@@ -28,13 +28,20 @@ NARROW = 250
 class Spanlike(Protocol):
     """What is read of a span; times in seconds."""
 
-    actor: str
-    step: int
-    microbatch: int
-    rank: int
-    queue: str
-    start_s: float
-    end_s: float
+    @property
+    def actor(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def microbatch(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def end_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from headrace.layouts import describe
 from ir.program import Actor, Program
 from ir.units import GIB, nbytes, seconds
-from ui.bars import KINDS, Bar, Spanlike, merge
+from ui.bars import KINDS, PIXELS, Bar, Spanlike, merge
 
 KIND_COLOURS = {
     "F": "#0072B2", "R": "#56B4E9", "I": "#E69F00", "W": "#009E73", "U": "#CC79A7", "collective": "#D55E00", "p2p": "#3B1F6B", "io": "#C4C4C4",
@@ -65,7 +65,7 @@ def timeline(
 
     `lanes` maps a name to spans, for instance {"predicted": ..., "measured": ...}: with two of them the rows of one queue lie under each other and the first
     work of both starts at zero. `step`, `ranks` and `window` (from and to, as shares of their time) choose what is drawn; a narrow window shows spans that
-    the whole step merges. Raises KeyError where `kind_of` lacks an actor.
+    the whole step merges. Rows on which nothing lasts long enough to be seen are left out. Raises KeyError where `kind_of` lacks an actor.
     """
     chosen = {lane: [s for s in spans if (step is None or s.step == step) and (ranks is None or s.rank in ranks)] for lane, spans in lanes.items()}
     origin = {lane: _first_start_s(spans, kind_of) for lane, spans in chosen.items()}
@@ -73,6 +73,8 @@ def timeline(
     begin, end = window[0] * whole_s, window[1] * whole_s
     seen = {lane: [s for s in spans if s.end_s - origin[lane] >= begin and s.start_s - origin[lane] <= end] for lane, spans in chosen.items()}
     bars = [(lane, bar) for lane, spans in seen.items() for bar in merge(spans, kind_of.__getitem__, max_bars=6000 // len(lanes))]
+    visible = {(lane, bar.rank, bar.queue) for lane, bar in bars if bar.end_s - bar.start_s >= (end - begin) / PIXELS}
+    bars = [(lane, bar) for lane, bar in bars if (lane, bar.rank, bar.queue) in visible]
     unit, scale = _time_unit(end)
     figure = go.Figure()
     for kind in KINDS:
@@ -84,7 +86,7 @@ def timeline(
     figure.update_yaxes(categoryorder="array", categoryarray=labels, autorange="reversed", showgrid=False, ticklabelstandoff=6, tickmode="linear")
     figure.update_xaxes(range=[begin * scale, end * scale] if end > begin else [0, 1])
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 8, "mode": "hide"})
-    return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3))
+    return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3), top=94)
 
 
 def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory by rank") -> go.Figure:
@@ -103,7 +105,7 @@ def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int
     _write_above(figure, [label for label, _ in groups], [t * scale for t in totals], [f"<b>{nbytes(t)}</b>" for t in totals])
     figure.update_layout(barmode="stack", bargap=_gap(len(groups)))
     figure.update_xaxes(type="category")
-    _dress(figure, title, "rank", f"memory [{unit}]", height=420)
+    _dress(figure, title, "rank", f"memory [{unit}]", height=420, top=94)
     if usable_bytes:
         _capacity_line(figure, _smallest(usable_bytes), max(totals, default=0.0), scale)
     return figure
@@ -289,11 +291,11 @@ def _byte_unit(most: float) -> tuple[str, float]:
     return "KiB", 1 / 2.0**10
 
 
-def _dress(figure: go.Figure, title: str, x: str, y: str, height: int) -> go.Figure:
+def _dress(figure: go.Figure, title: str, x: str, y: str, height: int, top: int = 78) -> go.Figure:
     figure.update_layout(
         title={"text": title, "x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}, "font": {"size": 17}},
         template="plotly_white", height=height,
-        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": 94, "b": 50},
+        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": top, "b": 50},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"}, hoverlabel={"align": "left"},
     )  # fmt: skip
     figure.update_xaxes(title=x, automargin=True, gridcolor=GRID, zeroline=False)

@@ -89,6 +89,12 @@ def test_a_bar_of_two_kinds_is_split_in_height_by_busy_share_and_idle_time_is_em
     assert weights.offset[0] + weights.width[0] == pytest.approx(charts.ROW / 2), "bars stand on the floor of their row"
 
 
+def test_a_row_on_which_nothing_can_be_seen_is_left_out():
+    figure = charts.timeline({"": [*STEP, Span("ar", 10.3, 10.3, queue="comm.tp")]}, KIND_OF, step=0)
+    assert list(figure.layout.yaxis.categoryarray) == ["rank 0 · compute", "rank 0 · comm.dp", "rank 1 · compute"]
+    assert list(named(figure, "collective").y) == ["rank 0 · comm.dp"]
+
+
 def test_microbatch_numbers_stand_on_wide_bars_only():
     spans = [Span("f", 0.0, 0.001, microbatch=3), Span("f", 0.5, 1.0, microbatch=7)]
     assert list(named(charts.timeline({"": spans}, KIND_OF), "forward").text) == ["", "7"]
