@@ -13,8 +13,9 @@ import plotly.graph_objects as go
 
 from headrace.layouts import describe
 from ir.program import Actor, Program
+from ir.timeline import Span
 from ir.units import GIB, nbytes, seconds
-from ui.bars import KINDS, PIXELS, Bar, Spanlike, merge
+from ui.bars import KINDS, PIXELS, Bar, merge
 
 KIND_COLOURS = {
     "F": "#0072B2", "R": "#56B4E9", "I": "#E69F00", "W": "#009E73", "U": "#CC79A7", "collective": "#D55E00", "p2p": "#3B1F6B", "io": "#C4C4C4",
@@ -47,7 +48,7 @@ def kinds(program: Program) -> dict[str, str]:
     return {a.name: _kind(a) for a in program.actors}
 
 
-def busy(lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, step: int | None = None) -> dict[str, tuple[float, ...]]:
+def busy(lanes: Mapping[str, Iterable[Span]], kind_of: Mapping[str, str], *, step: int | None = None) -> dict[str, tuple[float, ...]]:
     """Seconds that all queues were busy, by kind, one figure a lane of `lanes`: what `predicted_measured` takes. `step`: of that step only."""
     found = {kind: [0.0] * len(lanes) for kind in KINDS}
     for i, spans in enumerate(lanes.values()):
@@ -58,7 +59,7 @@ def busy(lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *,
 
 
 def timeline(
-    lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, title: str = "Timeline",
+    lanes: Mapping[str, Iterable[Span]], kind_of: Mapping[str, str], *, title: str = "Timeline",
     step: int | None = None, ranks: Sequence[int] | None = None, window: tuple[float, float] = (0.0, 1.0),
 ) -> go.Figure:  # fmt: skip
     """When every queue of every rank is busy with what: one row a queue, time from left to right, the height of a bar the share of its time it was busy.
@@ -200,7 +201,7 @@ def _bars_of_kind(kind: str, bars: Sequence[tuple[str, Bar]], origin: Mapping[st
     )  # fmt: skip
 
 
-def _first_start_s(spans: Sequence[Spanlike], kind_of: Mapping[str, str]) -> float:
+def _first_start_s(spans: Sequence[Span], kind_of: Mapping[str, str]) -> float:
     """Where a lane's time begins: input is loaded ahead, while the step before still runs, and does not count."""
     return min((s.start_s for s in spans if kind_of[s.actor] != "io"), default=min((s.start_s for s in spans), default=0.0))
 
