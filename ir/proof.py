@@ -41,7 +41,7 @@ def well_formed(program: Program) -> None:
         _check_actor(program, actor)
     _check_producers(program)
     for channel, members in program.channels.items():
-        _check_channel(channel, members)
+        _check_channel(program, channel, members)
     _check_orders(program)
 
 
@@ -81,10 +81,10 @@ def _check_actor(program: Program, a: Actor) -> None:
     if a.work.kind in ("collective", "send", "recv") and not a.channel and not alone:
         raise ProgramError(f"actor `{a.name}` is a {a.work.kind} without channel; name the channel that it shares with its partners")
     produced = (*a.writes, *a.updates)
-    if len(set(produced)) < len(produced) or set(produced) & set(a.reads):
-        twice = next(r for i, r in enumerate((*a.reads, *produced)) if i >= len(a.reads) and r in (*a.reads, *produced)[:i])
+    if len(set(produced)) < len(produced) or set(produced) & set(a.takes):
+        twice = next(r for i, r in enumerate((*a.takes, *produced)) if i >= len(a.takes) and r in (*a.takes, *produced)[:i])
         raise ProgramError(f"actor `{a.name}` changes register `{twice}` and uses it once more; read, write and update distinct registers")
-    for name in (*a.reads, *produced):
+    for name in (*a.takes, *produced):
         _check_access(a, name, program.register.get(name))
 
 
@@ -118,7 +118,7 @@ def _check_producers(program: Program) -> None:
             raise ProgramError(f"parameter `{r.name}` has {r.credits} credits: its readers would see stale weights; give it 1, or say so in meta stale_weights")
 
 
-def _check_channel(channel: str, members: Sequence[Actor]) -> None:
+def _check_channel(program: Program, channel: str, members: Sequence[Actor]) -> None:
     ranks = [a.rank for a in members]
     names = ", ".join(f"`{a.name}` (rank {a.rank})" for a in members)
     if len(members) < 2:
@@ -132,7 +132,8 @@ def _check_channel(channel: str, members: Sequence[Actor]) -> None:
         if len({(a.work.kind, a.work.op, a.work.group) for a in members}) > 1:
             told = "; ".join(f"`{a.name}`: {a.work.kind} {a.work.op} of group {a.work.group}" for a in members)
             raise ProgramError(f"the members of channel `{channel}` do not do the same: {told}")
-        if kinds == ["collective"] and sorted(members[0].work.group) != ranks:
+        present = sorted(set(members[0].work.group).intersection(program.ranks))  # those who are not here are represented
+        if kinds == ["collective"] and present != ranks:
             raise ProgramError(f"channel `{channel}` is a collective of group {members[0].work.group}, its members are on ranks {tuple(ranks)}")
         return
     ends = {a.work.kind: a for a in members}

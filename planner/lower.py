@@ -119,7 +119,7 @@ class _Writer:
         written: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
         readers: dict[str, list[Task]] = {v: [] for v in self.here.values}
         for t in self.all_tasks:
-            for v in t.reads:
+            for v in (*t.reads, *t.waits):
                 readers[v].append(t)
         lives = {}
         for name in self.here.values:
@@ -162,6 +162,9 @@ class _Writer:
     def _at(name: str, rank: int) -> str:
         return f"{name}@{rank}"
 
+    def _all_at(self, names: Sequence[str], rank: int) -> tuple[str, ...]:
+        return tuple(self._at(name, rank) for name in names)
+
     # ---- orders ------------------------------------------------------------------------------------------------------------------------------------
 
     def orders(self, rank: int) -> dict[Queue, tuple[Firing, ...]]:
@@ -188,12 +191,13 @@ class _Writer:
 
     def _actor(self, rank: int, task: Task) -> Actor:
         work, channel = self._work(rank, task)
-        if not self.present.issuperset(work.group):
+        if len(self.present.intersection(work.group)) < 2:
             channel = ""  # its partners are represented by this rank, which then waits for nobody
-        reads, writes, updates = (tuple(self._at(v, rank) for v in group) for group in (task.reads, task.writes, task.updates))
-        if work.op == "fill":
-            reads = ()  # what would have been read counts on another rank
-        return Actor(self._at(task.name, rank), rank, task.queue, task.clock, work, reads, writes, updates, channel, task.origin, task.phase, task.layer)
+        reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
+        return Actor(
+            self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
+            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, task.layer,
+        )  # fmt: skip
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:
         if task.kind == "compute":

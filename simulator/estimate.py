@@ -7,12 +7,16 @@ of its weights, which nothing waits for but the end; `hop_s[s]` lies between sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from ir.errors import PlanError
 from ir.program import Actor, Program, Queue
 from simulator.cost import CostModel
 from simulator.engine import Prices, price
+
+COMPUTE = "compute"
+"""The queue on which a lowered rank runs its kernels."""
 
 
 def pipeline_lower_bound(
@@ -46,51 +50,85 @@ def pipeline_lower_bound(
 def estimate(program: Program, cost: CostModel) -> float:
     """Seconds of one step of a lowered pipeline, in closed form and never more than its simulation.
 
-    On a rank the compute queue runs passes one after another, and within a pass nothing overtakes it: the time that one pass alone takes from its first
-    compute firing to its last, every input from elsewhere being there, is a bound of every pass. `pipeline_lower_bound` joins the stages. The end of the step
-    (reduction, optimizer) counts with what of it the last backward cannot hide.
+    On a rank the compute queue runs passes one after another: the time that one pass alone takes from its first compute firing to its last, with everything
+    there that does not wait for a kernel of the pass, is a bound of every pass. `pipeline_lower_bound` joins the stages, each position of the mesh for itself.
+    The end of the step (reduction, optimizer) counts with what of it the last backward cannot hide, and on the way through the pipeline for the first stage
+    alone: the others may still be at it when the next step has begun. No queue does its work in less time than it takes.
     """
-    seconds = price(program, cost).seconds
-    firing_s = cost.runtime.firing_s
-    stages: dict[frozenset[int], list[float]] = {}
+    prices = price(program, cost)
+    seconds = [s if a.channel else s + prices.firing_s for a, s in zip(program.actors, prices.seconds, strict=True)]
+    positions: list[dict[frozenset[int], _Times]] = []
     for rank in program.ranks:
-        mine = [(a, s if a.channel else s + firing_s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
-        passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
-        forward = [(a, s) for a, s in passes if a.phase == "F"]
-        back = [(a, s) for a, s in passes if a.phase != "F"]
-        begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {w for a, _ in passes for w in a.writes})
-        back_s = _alone_s(back)
-        times = [_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == "compute")]
-        layers = frozenset(a.layer for a, _ in passes if a.queue == "compute")
-        known = stages.setdefault(layers, times)
-        stages[layers] = [max(pair) for pair in zip(known, times, strict=True)]
-    order = sorted(stages, key=min)
+        mine = [(a, s) for a, s in zip(program.actors, seconds, strict=True) if a.rank == rank]
+        layers = frozenset(a.layer for a, _ in mine if a.clock == "microbatch" and a.queue == COMPUTE)
+        position = next((p for p in positions if layers not in p), None)
+        if position is None:
+            positions.append(position := {})
+        position[layers] = _times(mine, [name for name, _ in program.orders.get((rank, COMPUTE), ())])
     sent = [(a.layer, s) for a, s in zip(program.actors, seconds, strict=True) if a.work.kind == "send" and a.phase == "F"]
-    hops = [max((s for layer, s in sent if layer in layers), default=0.0) for layers in order[:-1]]
-    columns = list(zip(*(stages[layers] for layers in order), strict=True))
-    return pipeline_lower_bound(columns[0], columns[1], program.num_microbatches, hop_s=hops, once_s=columns[2])
+    _, busiest_s = busiest_queue(program, prices)
+    return max(busiest_s, *(_position_s(position, sent, program.num_microbatches) for position in positions))
+
+
+class _Times(NamedTuple):
+    """Seconds of one rank: a forward pass, a backward pass, and what comes once a step outside of the passes."""
+
+    forward_s: float
+    back_s: float
+    once_s: float
+
+
+def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str]) -> _Times:
+    """Of one rank's actors with their seconds, and the names in the order of its compute queue."""
+    passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
+    forward, back = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase != "F"]
+    begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
+    back_s = _alone_s(back)
+    return _Times(_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == COMPUTE))
+
+
+def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], num_microbatches: int) -> float:
+    """The bound of one rank of every stage, its stages by the layers that they run; `sent`: (layer, seconds) of the forward hops."""
+    order = sorted(stages, key=min)
+    times = [stages[layers] for layers in order]
+    hops = [min((s for layer, s in sent if layer in layers), default=0.0) for layers in order[:-1]]
+    through = pipeline_lower_bound(
+        [t.forward_s for t in times], [t.back_s for t in times], num_microbatches, hop_s=hops, once_s=[times[0].once_s, *[0.0] * (len(times) - 1)]
+    )
+    return max(through, *(num_microbatches * (t.forward_s + t.back_s) + t.once_s for t in times))
 
 
 def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
-    """The span of the compute firings when these actors fire once, each queue in this order, all else being there at time 0."""
+    """The span of the compute firings when these actors fire once, each queue in this order.
+
+    What waits for no compute firing among them may have been done before, and counts as there at time 0.
+    """
     free: dict[str, float] = {}
     written: dict[str, float] = {}
     first, last = None, 0.0
     for a, seconds in firings:
-        start = max(free.get(a.queue, 0.0), *(written.get(r, 0.0) for r in a.reads), 0.0)
+        starts = [written[r] for r in a.takes if r in written]
+        if a.queue in free:
+            starts.append(free[a.queue])
+        if a.queue != COMPUTE and not starts:
+            continue
+        start = max(starts, default=0.0)
         free[a.queue] = end = start + seconds
         written.update(dict.fromkeys((*a.writes, *a.updates), end))
-        if a.queue == "compute":
+        if a.queue == COMPUTE:
             first, last = (start if first is None else first), end
     return last - (first or 0.0)
 
 
-def _before_and_after(once: Sequence[tuple[Actor, float]], gradients: set[str]) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
-    """Of what happens once a step, what does not depend on the gradients, and what does."""
-    after = set(gradients)
+def _before_and_after(
+    once: Sequence[tuple[Actor, float]], passes: Collection[str], gradients: Collection[str], order: Sequence[str]
+) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
+    """Of what happens once a step, what comes before the passes and what after: on the compute queue by its order, elsewhere by whether it waits for gradients."""
+    first = next((i for i, name in enumerate(order) if name in passes), len(order))
+    before, after = set(order[:first]), set(gradients)
     begin, end = [], []
     for a, s in once:
-        if after & {*a.reads, *a.updates}:
+        if a.name not in before and (a.queue == COMPUTE or after & {*a.takes, *a.updates}):
             after.update(a.writes)
             end.append((a, s))
         else:
