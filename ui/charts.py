@@ -66,7 +66,7 @@ def timeline(
 
     `lanes` maps a name to spans, for instance {"predicted": ..., "measured": ...}: with two of them the rows of one queue lie under each other and the first
     work of both starts at zero. `step`, `ranks` and `window` (from and to, as shares of their time) choose what is drawn; a narrow window shows spans that
-    the whole step merges. Rows on which nothing lasts long enough to be seen are left out. Raises KeyError where `kind_of` lacks an actor.
+    the whole step merges. Rows whose bars together are too short to be seen are left out. Raises KeyError where `kind_of` lacks an actor.
     """
     chosen = {lane: [s for s in spans if (step is None or s.step == step) and (ranks is None or s.rank in ranks)] for lane, spans in lanes.items()}
     origin = {lane: _first_start_s(spans, kind_of) for lane, spans in chosen.items()}
@@ -74,8 +74,7 @@ def timeline(
     begin, end = window[0] * whole_s, window[1] * whole_s
     seen = {lane: [s for s in spans if s.end_s - origin[lane] >= begin and s.start_s - origin[lane] <= end] for lane, spans in chosen.items()}
     bars = [(lane, bar) for lane, spans in seen.items() for bar in merge(spans, kind_of.__getitem__, max_bars=6000 // len(lanes))]
-    visible = {(lane, bar.rank, bar.queue) for lane, bar in bars if bar.end_s - bar.start_s >= (end - begin) / PIXELS}
-    bars = [(lane, bar) for lane, bar in bars if (lane, bar.rank, bar.queue) in visible]
+    bars = _of_visible_rows(bars, (end - begin) / PIXELS)
     unit, scale = _time_unit(end)
     figure = go.Figure()
     for kind in KINDS:
@@ -178,6 +177,14 @@ def _kind(actor: Actor) -> str:
     if actor.work.kind in ("load", "store"):
         return "io"
     return actor.phase if actor.phase in KINDS else "F"
+
+
+def _of_visible_rows(bars: Sequence[tuple[str, Bar]], shortest_s: float) -> list[tuple[str, Bar]]:
+    taken_s: dict[tuple[str, int, str], float] = {}
+    for lane, bar in bars:
+        row = lane, bar.rank, bar.queue
+        taken_s[row] = taken_s.get(row, 0.0) + bar.end_s - bar.start_s
+    return [(lane, bar) for lane, bar in bars if taken_s[lane, bar.rank, bar.queue] >= shortest_s]
 
 
 def _bars_of_kind(kind: str, bars: Sequence[tuple[str, Bar]], origin: Mapping[str, float], scale: float, wide_s: float, named: bool) -> go.Bar:

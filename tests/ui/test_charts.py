@@ -86,6 +86,8 @@ def test_a_row_on_which_nothing_can_be_seen_is_left_out():
     figure = charts.timeline({"": [*STEP, span("ar", 10.3, 10.3, queue="comm.tp")]}, KIND_OF, step=0)
     assert list(figure.layout.yaxis.categoryarray) == ["rank 0 · compute", "rank 0 · comm.dp", "rank 1 · compute"]
     assert list(named(figure, "collective").y) == ["rank 0 · comm.dp"]
+    short = [span("ar", 10.1 + n / 10, 10.1002 + n / 10, queue="comm.tp") for n in range(3)]
+    assert "rank 0 · comm.tp" in charts.timeline({"": [*STEP, *short]}, KIND_OF, step=0).layout.yaxis.categoryarray
 
 
 def test_microbatch_numbers_stand_on_wide_bars_only():
