@@ -40,12 +40,14 @@ $(BIN)/python:
 	.ci/venv $(PYTHON) $(VENV)
 
 $(VENV)/installed-core: pyproject.toml | $(BIN)/python
-	$(PIP) install --quiet 'setuptools>=77'
-	$(PIP) install --quiet --no-build-isolation --editable .
+	@echo 'installing what the command needs in $(VENV)'
+	$(PIP) install -qq 'setuptools>=77'
+	$(PIP) install -qq --no-build-isolation --editable .
 	touch $@
 
 # torch by itself and first: a range in another package would take a CUDA build of several GB
 $(VENV)/installed-all: pyproject.toml $(VENV)/installed-core
-	$(PIP) install --quiet 'torch==2.13.0'
-	$(PIP) install --quiet --no-build-isolation --editable '.[all]'
+	@echo 'installing what the tests need in $(VENV): some minutes and 2.6 GB, once'
+	$(PIP) install -qq 'torch==2.13.0'
+	$(PIP) install -qq --no-build-isolation --editable '.[all]'
 	touch $@
