@@ -71,12 +71,13 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
             if following:
                 until[a.name] = min(following)
     lives: dict[str, Life] = {}
-    for r in registers:
-        source, users = writer.get(r.name), readers.get(r.name, [])
-        if r.clock == "step" or r.credits != 1 or r.memory == "input" or source is None or source.name not in after:
+    for register in registers:
+        source, users = writer.get(register.name), readers.get(register.name, [])
+        if register.clock == "step" or register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
             continue
-        if all(_same_pass(source, u) and u.name in until for u in users):
-            lives[r.name] = Life(after[source.name], max((until[u.name] for u in users), default=after[source.name]))
+        ends = [source, *users]
+        if all(_same_pass(source, a) and a.name in until for a in ends):
+            lives[register.name] = Life(after[source.name], max(until[a.name] for a in ends))
     return lives
 
 

@@ -131,7 +131,7 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
         for mbs in _divisors(batch // dp):
             if fix.get("mbs", mbs) != mbs:
                 continue
-            schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 else ["1f1b"])
+            schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 and mbs * dp < batch else ["1f1b"])
             recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
             for schedule, recompute in itertools.product(schedules, recomputes):
                 yield Candidate(dp, tp, pp, mbs, batch // (dp * mbs), schedule, recompute)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,20 +11,17 @@ from ir.errors import HeadraceError
 from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Plan
+from ir.program import Program
 from ir.units import nbytes, seconds
+from planner.evaluate import simulated_ranks
 from planner.frontends.model import Model
-from planner.lower import lower, representatives
+from planner.lower import lower
+from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
 from planner.summary import GIB, metrics
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.memory import ledger
-
-PARTS = {
-    "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
-    "other_s": "launches and waits",
-}  # fmt: skip
-"""The parts of a step, as the command's documents name them, in words."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
 
     Raises PlanError when the plan does not belong to the model.
     """
-    program = lower(model, plan, ranks=representatives(plan, cluster))
     cost = CostModel(cluster)
+    program = lower(model, plan, ranks=simulated_ranks(plan, cost))
     timeline = simulate(program, cost)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
@@ -57,33 +54,6 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
         document["why_not"] = other = _why_not(model, cluster, plan, found, why_not)
         lines += ["", f"Why not {', '.join(f'{k}={v}' for k, v in why_not.items())}? {other['why']}"]
     return Explanation(document, "\n".join(lines))
-
-
-def binds(found: Mapping[str, Any]) -> str:
-    """The largest part of the step, in words."""
-    parts = found["breakdown"]
-    largest = max(parts, key=lambda k: parts[k])
-    return f"{PARTS.get(largest, largest)}: {parts[largest] / found['step_s']:.0%} of the step"
-
-
-def why(plan: Plan, plans: Sequence[Plan]) -> str:
-    """One sentence for a ranked list: what binds this plan, and what the next or the best one does better or worse."""
-    mine = plan.predicted
-    told = f"{binds(mine)}; {mine['peak_gib']:.1f} GiB"
-    best = plans[0]
-    if plan is not best:
-        slower = mine["step_s"] / best.predicted["step_s"] - 1
-        return f"{told}; {slower:.1%} slower than the first: {_largest_difference(mine, best.predicted)}"
-    if len(plans) > 1:
-        second = plans[1].predicted
-        return f"{told}; the next is {second['step_s'] / mine['step_s'] - 1:.1%} slower: {_largest_difference(second, mine)}"
-    return told
-
-
-def _largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    more = {k: slower["breakdown"][k] - faster["breakdown"][k] for k in slower["breakdown"]}
-    largest = max(more, key=lambda k: more[k])
-    return f"{seconds(more[largest])} more {PARTS.get(largest, largest)}"
 
 
 # ---- placements in words -------------------------------------------------------------------------------------------------------------------------------
@@ -111,8 +81,14 @@ def in_words(graph: Graph, node: Node, rule: Rule) -> str:
         return "applied to partial sums"
     if graph.op(node).is_contraction and rule.on in ("n", "k"):
         return "column split" if rule.on == "n" else "row split"
-    words = {"b": "along the batch", "s": "along the sequence", "v": "along the vocabulary", "g": "by heads", "h": "along the width"}
-    return f"split {words.get(rule.on, f'along {rule.on}')}"
+    words = {
+        "b": "split along the batch",
+        "s": "split along the sequence",
+        "v": "split along the vocabulary",
+        "g": "split by heads",
+        "h": "split along the width",
+    }
+    return words.get(rule.on, f"split along {rule.on}")
 
 
 def _pattern(name: str) -> str:
@@ -122,8 +98,8 @@ def _pattern(name: str) -> str:
 # ---- what would change it --------------------------------------------------------------------------------------------------------------------------------
 
 
-def _what_if(cluster: Cluster, program: Any, step_s: float) -> list[dict[str, Any]]:
-    """The step with every link twice as fast, with half the latency, and with devices twice as fast."""
+def _what_if(cluster: Cluster, program: Program, step_s: float) -> list[dict[str, Any]]:
+    """The step with every link twice as fast, and with half the latency."""
     faster = replace(cluster, links=tuple(replace(k, bytes_per_s=2 * k.bytes_per_s) for k in cluster.links), profile=_without_curves(cluster))
     sooner = replace(cluster, links=tuple(replace(k, latency_s=k.latency_s / 2) for k in cluster.links), profile=_without_curves(cluster))
     plain = replace(cluster, profile=_without_curves(cluster))
@@ -150,7 +126,7 @@ def _why_not(model: Model, cluster: Cluster, plan: Plan, mine: Mapping[str, Any]
     if theirs["fits"] == "no":
         told = f"It needs {theirs['peak_gib']:.1f} GiB of {usable:.1f} GiB."
     elif theirs["step_s"] >= mine["step_s"]:
-        told = f"It takes {seconds(theirs['step_s'])}, {theirs['step_s'] / mine['step_s'] - 1:.1%} more: {_largest_difference(theirs, mine)}."
+        told = f"It takes {seconds(theirs['step_s'])}, {theirs['step_s'] / mine['step_s'] - 1:.1%} more: {largest_difference(theirs, mine)}."
     else:
         told = f"It is faster here: {seconds(theirs['step_s'])} against {seconds(mine['step_s'])}, with {theirs['peak_gib']:.1f} GiB of {usable:.1f} GiB."
     return {"legal": True, "layout": dict(other.layout), "predicted": dict(theirs), "why": told}
@@ -167,7 +143,7 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
         f"what binds: {document['binds']}",
         "",
     ]
-    lines += [f"  {PARTS.get(k, k):<34} {seconds(v):>10}  {v / document['step_s']:>6.1%}" for k, v in document["breakdown"].items()]
+    lines += [f"  {PARTS[k]:<34} {seconds(v):>10}  {v / document['step_s']:>6.1%}" for k, v in document["breakdown"].items()]
     for axis, ways in document["placements"].items():
         lines += ["", f"on axis {axis}:"]
         lines += [f"  {way}: {', '.join(names)}" for way, names in ways.items()]

@@ -30,12 +30,14 @@ def single_device(
     """The plan that runs the whole model on rank 0."""
     graph = model.graph(batch // num_microbatches, seq, dtype)
     values = [t.name for t in graph.tensors.values() if t.role == "value"]
+    layout = {
+        "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "mbs": batch // num_microbatches, "num_microbatches": num_microbatches, "schedule": "1f1b",
+        "recompute": "full" if recompute else "none", "zero": 0, "sp": False,
+    }  # fmt: skip
     return Plan(
         model.reference or model.name, model.fingerprint, cluster.name, cluster.fingerprint, batch, seq, dtype, optimizer, (), (),
         (Stage(0, graph.num_layers, (0,)),), "1f1b", num_microbatches, recompute, {n.name: () for n in graph.nodes}, {t: Hub((), ()) for t in values},
-        {p.name: ParamPlacement((), (), ()) for p in graph.params},
-        layout={"dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "mbs": batch // num_microbatches, "num_microbatches": num_microbatches,
-                "schedule": "1f1b", "recompute": "full" if recompute else "none", "zero": 0, "sp": False},
+        {p.name: ParamPlacement((), (), ()) for p in graph.params}, layout=layout,
     )  # fmt: skip
 
 

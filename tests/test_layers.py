@@ -24,7 +24,7 @@ OPTIONAL = {"cupy", "mpi4py", "onnx", "plotly", "rich", "streamlit", "threadpool
 """Third parties that may be imported inside a function."""
 LATE = {
     ("ir/program.py", "ir.proof"), ("ir/program.py", "ir.program_text"), ("executor/backend.py", "executor.numpy_backend"),
-    ("executor/backend.py", "executor.null_backend"), ("executor/backend.py", "executor.cupy_backend"), ("planner/search.py", "planner.explain"),
+    ("executor/backend.py", "executor.null_backend"), ("executor/backend.py", "executor.cupy_backend"),
 }  # fmt: skip
 """Our own modules that may be: methods of a value that are written elsewhere, backends when they are opened, two modules that call each other."""
 COMMANDS = {"headrace/cli.py", "executor/cli.py"}

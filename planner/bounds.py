@@ -1,0 +1,89 @@
+"""What is known of a candidate before it is placed: a bound that no plan of it goes below, and a guess by which to order the work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ir.graph import Graph
+from ir.units import DTYPE_BYTES
+from planner.candidates import Candidate, block_layers
+from planner.facts import analyse
+from planner.frontends.model import Model
+from planner.pricing import work_of
+from planner.stages import cut
+from simulator.cost import CostModel
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of the candidates for one model, sequence length and dtype on one cluster. Graphs and kernel times are kept from one question to the next."""
+
+    model: Model
+    seq: int
+    dtype: str
+    cost: CostModel
+    _graphs: dict[int, Graph] = field(default_factory=dict)
+    _layers: dict[tuple[int, bool], Sequence[float]] = field(default_factory=dict)
+    _cuts: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def graph(self, microbatch: int) -> Graph:
+        """The forward graph of one microbatch of so many samples."""
+        if microbatch not in self._graphs:
+            self._graphs[microbatch] = self.model.graph(microbatch, self.seq, self.dtype)
+        return self._graphs[microbatch]
+
+    def stages(self, num_stages: int) -> tuple[tuple[int, int], ...]:
+        """[first, last) of every stage, cut by the layers' floating point operations."""
+        if num_stages not in self._cuts:
+            self._cuts[num_stages] = cut(layer_flops(self.graph(1)), num_stages)
+        return self._cuts[num_stages]
+
+    def layer_s(self, mbs: int, recompute: bool) -> Sequence[float]:
+        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device."""
+        if (mbs, recompute) not in self._layers:
+            graph = self.graph(mbs)
+            self._layers[mbs, recompute] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else ())
+        return self._layers[mbs, recompute]
+
+    def lower_bound_s(self, c: Candidate) -> float:
+        """The heaviest stage's kernels, each as fast on a part as on the whole, and the pipeline's fill and drain; no communication, no optimizer."""
+        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
+        stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
+        return c.num_microbatches * max(stages) + sum(stages) - max(stages)
+
+    def guess_s(self, c: Candidate) -> float:
+        """The bound, two all-reduces a block and direction, half of the gradients' reduction; GPipe after 1F1B. Not a bound, not a promise."""
+        graph = self.graph(1)
+        stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
+        nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
+        tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
+        gradients = graph.num_params / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
+        reduce_s = self.cost.collective_s("all_reduce", gradients, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
+        passes = c.num_microbatches + c.pp - 1
+        return self.lower_bound_s(c) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
+
+
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ()) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device; equal kernels are priced once."""
+    facts = analyse(graph, recompute)
+    out = [0.0] * graph.num_layers
+    known: dict[tuple[Any, ...], float] = {}
+    for n in graph.nodes:
+        fact, sizes, dtype = facts.node[n.name], graph.sizes(n), graph.tensors[n.outputs[0]].dtype
+        times = 2 if n.name in facts.rerun else 1
+        key = (n.op, times, tuple(sizes.items()), tuple(op.name for op in fact.grads))
+        if key not in known:
+            ops = (*(fact.op,) * times, *fact.grads)
+            known[key] = sum(cost.compute_s(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
+        out[n.layer] += known[key]
+    return out
+
+
+def layer_flops(graph: Graph) -> list[float]:
+    """Forward floating point operations of every layer of the chain."""
+    out = [0.0] * graph.num_layers
+    for n in graph.nodes:
+        out[n.layer] += graph.op(n).flops_of(graph.sizes(n), n.attrs)
+    return out

@@ -1,0 +1,121 @@
+"""A candidate evaluated: placed exactly, lowered for one rank of every stage, estimated in closed form, its memory counted; and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ir.cluster import Cluster
+from ir.mesh import Mesh
+from ir.op import Rule
+from ir.plan import Plan, Stage
+from ir.program import Program
+from planner.autodiff import Joint
+from planner.bounds import Bounds
+from planner.candidates import Candidate, block_layers
+from planner.lower import joint_graph, representatives, write
+from planner.placement import new_tables, search
+from planner.pricing import MeshPricing
+from planner.space import Limit, Space, layout_space
+from planner.summary import layout, metrics
+from planner.tables import Tables
+from simulator.cost import CostModel
+from simulator.engine import simulate
+from simulator.estimate import estimate
+from simulator.memory import Ledger, ledger
+
+PRICES = (0.0, 0.03, 1.0, 30.0)
+"""Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+
+NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split", "b")),))
+"""A batch split over `tp` would be data parallelism under another name, which is a candidate of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A candidate with its plan, the part of the Program that stands for all, its estimate and its memory."""
+
+    candidate: Candidate
+    plan: Plan
+    program: Program
+    estimate_s: float
+    memory: Ledger
+
+    def fits(self, memory_fraction: float) -> bool:
+        """Whether it fills at most this share of the usable memory."""
+        usable = self.memory.usable_bytes
+        return usable is None or self.memory.peak_bytes <= memory_fraction * usable
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """For one global batch of samples on one cluster. `fix` as `planner.candidates.parse_fix` gives it. Tables and graphs are kept between candidates."""
+
+    bounds: Bounds
+    cluster: Cluster
+    batch: int
+    optimizer: Mapping[str, Any]
+    fix: Mapping[str, Any]
+    memory_fraction: float
+    _tables: dict[tuple[int, ...], Tables] = field(default_factory=dict)
+    _joints: dict[tuple[Any, ...], Joint] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> CostModel:
+        return self.bounds.cost
+
+    def evaluate(self, c: Candidate) -> Evaluated:
+        """The cheapest plan of the candidate that fits; the smallest one where none does."""
+        smallest: Evaluated | None = None
+        for price in PRICES if "zero" not in self.fix else PRICES[:1]:
+            this = self._evaluate_at(c, price)
+            if this.fits(self.memory_fraction):
+                return this
+            if smallest is None or this.memory.peak_bytes < smallest.memory.peak_bytes:
+                smallest = this
+        assert smallest is not None
+        return smallest
+
+    def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
+        plan = self.plan(c, price)
+        key = (plan.microbatch, plan.num_microbatches, plan.recompute)
+        if key not in self._joints:
+            self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
+        program = write(self._joints[key], plan, simulated_ranks(plan, self.cost))
+        return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
+
+    def plan(self, c: Candidate, price: float = 0.0) -> Plan:
+        """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
+        bounds, model = self.bounds, self.bounds.model
+        graph = bounds.graph(c.mbs * c.dp)
+        mesh = Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
+        recompute = block_layers(graph) if c.recompute == "full" else ()
+        pricing = MeshPricing(self.cost, mesh)
+        if mesh.shape not in self._tables:
+            self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        placed = search(
+            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
+            memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
+            in_flight=min(c.pp, c.num_microbatches) if c.schedule == "1f1b" else c.num_microbatches, recompute=recompute, optimizer=self.optimizer["name"],
+            space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
+        )  # fmt: skip
+        stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(bounds.stages(c.pp)))
+        plan = Plan(
+            model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            placed.reboxed, links=placed.links,
+        )  # fmt: skip
+        return replace(plan, layout=layout(graph, plan))
+
+    def simulate(self, e: Evaluated) -> Plan:
+        """Its plan with what two simulated steps say of it."""
+        timeline = simulate(e.program, self.cost, steps=2)
+        return replace(
+            e.plan, predicted=metrics(self.bounds.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))
+        )
+
+
+def simulated_ranks(plan: Plan, cost: CostModel) -> tuple[int, ...] | None:
+    """The ranks that stand for all in a simulation: one of every stage; all of them (None) where the devices share cores and so slow one another."""
+    return None if cost.num_cores else representatives(plan)

@@ -1,0 +1,41 @@
+"""Why a plan is as fast as it is, in words: what binds it, and what the next one does better or worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ir.plan import Plan
+from ir.units import seconds
+
+PARTS = {
+    "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
+    "other_s": "launches and waits",
+}  # fmt: skip
+"""The parts of a step, as the command's documents name them, in words."""
+
+
+def binds(predicted: Mapping[str, Any]) -> str:
+    """The largest part of the step, in words and as a share; `predicted` as of `planner.summary.metrics`."""
+    parts = predicted["breakdown"]
+    largest = max(parts, key=lambda k: parts[k])
+    return f"{PARTS[largest]}: {parts[largest] / predicted['step_s']:.0%} of the step"
+
+
+def why(plan: Plan, plans: Sequence[Plan]) -> str:
+    """One sentence for a ranked list, best first: what binds this plan, and what the next or the best one does better or worse."""
+    mine, best = plan.predicted, plans[0].predicted
+    told = f"{binds(mine)}; {mine['peak_gib']:.1f} GiB"
+    if plan is not plans[0]:
+        return f"{told}; {mine['step_s'] / best['step_s'] - 1:.1%} slower than the first: {largest_difference(mine, best)}"
+    if len(plans) > 1:
+        second = plans[1].predicted
+        return f"{told}; the next is {second['step_s'] / mine['step_s'] - 1:.1%} slower: {largest_difference(second, mine)}"
+    return told
+
+
+def largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
+    """The part of the step in which the slower one loses most."""
+    more = {k: slower["breakdown"][k] - faster["breakdown"][k] for k in slower["breakdown"]}
+    largest = max(more, key=lambda k: more[k])
+    return f"{seconds(more[largest])} more {PARTS[largest]}"
