@@ -123,7 +123,7 @@ def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
 def _before_and_after(
     once: Sequence[tuple[Actor, float]], passes: Collection[str], gradients: Collection[str], order: Sequence[str]
 ) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
-    """Of what happens once a step, what comes before the passes and what after: on the compute queue by its order, elsewhere by whether it waits for gradients."""
+    """Of what happens once a step, what comes before the passes and what after: compute by its order, all else by whether it waits for gradients."""
     first = next((i for i, name in enumerate(order) if name in passes), len(order))
     before, after = set(order[:first]), set(gradients)
     begin, end = [], []
