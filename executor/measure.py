@@ -182,7 +182,7 @@ def _call_work() -> Callable[[], object]:
 def _op_s(n: int, witness: Witness, one: Sample) -> float:
     """Seconds of one firing of a sample while every device does the same; each on arrays of its own."""
     witness.check_time()
-    return together([one.work(np) for _ in range(n)], 0.03).seconds
+    return together([one.work(np) for _ in range(n)], 0.02).seconds
 
 
 def op_table(op: Op, timer: Callable[[Sample], float]) -> dict[str, Any]:
