@@ -82,22 +82,30 @@ def run(
 def compare(program: Program, single: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
     """The largest relative differences of `steps` steps of both programs: every loss, and every gradient after each step.
 
-    One step at a time, each going on from its own state: a run keeps the gradients of its last step only.
+    One step at a time, each going on from its own state (a run keeps the gradients of its last step only), and one program at a time, whose memory is given
+    back before the other runs.
     """
     found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
     ours = theirs = dict(start)
     for _ in range(steps):
-        a, b = (train.run(p, steps=1, check=False, **state, **options) for p, state in ((program, ours), (single, theirs)))
-        if a.interrupted or b.interrupted:
-            raise KeyboardInterrupt
+        a, ours = _one_step(program, ours, options)
+        b, theirs = _one_step(single, theirs, options)
         here = verify.compare(a, b)
         found["loss_max_rel"] = max(found["loss_max_rel"], here["loss_max_rel"])
         if here["grad_max_rel"] >= found["grad_max_rel"]:
             found |= {"grad_max_rel": here["grad_max_rel"], "grad_worst": here["grad_worst"]}
-        ours, theirs = _next(a), _next(b)
         if progress is not None:
-            progress(a.first_step + 1, steps, a.loss[-1], "verified")
+            progress(ours["first_step"], steps, a.loss[-1], "verified")
     return found
+
+
+def _one_step(program: Program, start: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[verify.Seen, dict[str, Any]]:
+    """What is compared of one step, and where the next one starts."""
+    done = train.run(program, steps=1, check=False, **start, **options)
+    if done.interrupted:
+        raise KeyboardInterrupt
+    tensors: dict[str, np.ndarray] = {name: done.tensor(name) for name in state_names(program)}
+    return verify.seen(done), {"initial": tensors, "first_step": done.first_step + 1}
 
 
 def read_pair(predicted: Timeline | str | Path, measured: Timeline | str | Path, program: Program | None = None) -> tuple[Timeline, Timeline, Program]:
@@ -129,11 +137,6 @@ def measure(output: str | Path | None = None, progress: Progress | None = None) 
 
 def _silent(*_: Any) -> None:
     pass
-
-
-def _next(done: train.Run) -> dict[str, Any]:
-    tensors: dict[str, np.ndarray] = {name: done.tensor(name) for name in state_names(done.program)}
-    return {"initial": tensors, "first_step": done.first_step + 1}
 
 
 def _program(what: Plan | Program | str | Path, model: Any) -> tuple[Plan | None, Program]:
