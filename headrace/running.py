@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,23 +80,19 @@ def run(
 
 
 def compare(program: Program, single: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any], progress: Progress | None) -> dict[str, Any]:
-    """The largest relative differences of `steps` steps of both programs: every loss, and every gradient after each step.
+    """The largest relative differences of `steps` steps of both programs: every loss, and every gradient after each step."""
+    return differences(step_by_step(program, steps, start, options), step_by_step(single, steps, start, options), steps, progress)
 
-    One step at a time, each going on from its own state (a run keeps the gradients of its last step only), and one program at a time, whose memory is given
-    back before the other runs.
+
+def step_by_step(program: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[verify.Seen]:
+    """What is compared of every step, each a run that goes on from the state of the one before: a run keeps the gradients of its last step only.
+
+    Between two steps nothing but the state is kept, so that two programs compared in turn never hold their memory both.
     """
-    found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
-    ours = theirs = dict(start)
+    state = dict(start)
     for _ in range(steps):
-        a, ours = _one_step(program, ours, options)
-        b, theirs = _one_step(single, theirs, options)
-        here = verify.compare(a, b)
-        found["loss_max_rel"] = max(found["loss_max_rel"], here["loss_max_rel"])
-        if here["grad_max_rel"] >= found["grad_max_rel"]:
-            found |= {"grad_max_rel": here["grad_max_rel"], "grad_worst": here["grad_worst"]}
-        if progress is not None:
-            progress(ours["first_step"], steps, a.loss[-1], "verified")
-    return found
+        seen, state = _one_step(program, state, options)
+        yield seen
 
 
 def _one_step(program: Program, start: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[verify.Seen, dict[str, Any]]:
@@ -106,6 +102,19 @@ def _one_step(program: Program, start: Mapping[str, Any], options: Mapping[str, 
         raise KeyboardInterrupt
     tensors: dict[str, np.ndarray] = {name: done.tensor(name) for name in state_names(program)}
     return verify.seen(done), {"initial": tensors, "first_step": done.first_step + 1}
+
+
+def differences(ours: Iterable[verify.Seen], theirs: Iterable[verify.Seen], steps: int, progress: Progress | None = None) -> dict[str, Any]:
+    """What `compare` gives, of two programs step by step."""
+    found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
+    for k, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
+        here = verify.compare(a, b)
+        found["loss_max_rel"] = max(found["loss_max_rel"], here["loss_max_rel"])
+        if here["grad_max_rel"] >= found["grad_max_rel"]:
+            found |= {"grad_max_rel": here["grad_max_rel"], "grad_worst": here["grad_worst"]}
+        if progress is not None:
+            progress(k, steps, a.loss[-1], "verified")
+    return found
 
 
 def read_pair(predicted: Timeline | str | Path, measured: Timeline | str | Path, program: Program | None = None) -> tuple[Timeline, Timeline, Program]:

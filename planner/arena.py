@@ -35,7 +35,7 @@ def share(program: Program) -> Program:
     known: dict[tuple[tuple[Life, int], ...], tuple[int, ...]] = {}
     placed: dict[str, Register] = {}
     for rank, registers in by_rank.items():
-        lives = register_lives(registers, actors[rank])
+        lives = register_lives(registers, actors.get(rank, ()))
         shared = [r for r in registers if r.name in lives]
         key = tuple((lives[r.name], r.nbytes) for r in shared)
         if key not in known:

@@ -1,4 +1,4 @@
-"""From a forward graph to one step's graph: forward, recomputed forward, input gradients and weight gradients.
+"""From a forward graph to one microbatch's graph: forward, recomputed forward, input gradients and weight gradients.
 
 Every gradient is an operator of the catalogue, named by its forward operator. `d.x` is the cotangent of tensor `x`; where several nodes use `x`, their
 contributions are summed by `add` nodes in the order in which the backward meets them. The contributions to a parameter are not summed here: each one is
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from ir.errors import GraphError
-from ir.graph import Builder, Graph, Node, Tensor
+from ir.graph import Builder, Graph, Node
 from ir.op import Op
 from ir.ops import catalogue
 
@@ -20,13 +20,21 @@ RECOMPUTED = "@r"
 
 
 def cotangent(tensor: str) -> str:
+    """The name of the gradient of the loss by this tensor.
+
+    >>> cotangent("wte")
+    'd.wte'
+    """
     return f"d.{tensor}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Joint:
-    """One step's graph. `grads`: for each parameter the tensors whose sum is its gradient; `stands_for`: the forward tensor behind a recomputed tensor
-    (same placement) and behind a contribution to a cotangent (summed where the cotangent is)."""
+    """One microbatch's graph, there and back.
+
+    `grads`: for each parameter the tensors whose sum is its gradient; `stands_for`: the forward tensor behind a recomputed tensor (same placement) and behind
+    a contribution to a cotangent (summed where the cotangent is).
+    """
 
     graph: Graph
     grads: Mapping[str, tuple[str, ...]]
@@ -52,6 +60,8 @@ def backward(graph: Graph, recompute: Collection[int] = ()) -> Joint:
 
 
 class _Backward:
+    """The backward under way: `pending` holds the cotangent of a tensor as far as it is summed, `again` the recomputed tensor that stands for a forward one."""
+
     def __init__(self, graph: Graph, recompute: frozenset[int]) -> None:
         self.graph = graph
         self.recompute = recompute
@@ -100,7 +110,7 @@ class _Backward:
         sizes = self.graph.sizes(node)
         given = {label for o in grad.for_ranks([len(self.build.tensors[t].shape) for t in reads]).inputs for label in o.labels}
         attrs = {**node.attrs, **{label: n for label, n in sizes.items() if label in grad.labels and label not in given}}
-        outputs = [f"{cotangent(t)}@{node.name}.{i}" for i, t in enumerate(gives)]
+        outputs = [f"{cotangent(t)}@{node.name}.{o.name}" for o, t in zip(grad.outputs, gives, strict=True)]
         name = f"{node.name}.{grad.name.rpartition('.')[2]}"
         self.build.node(grad.name, reads, name=name, outputs=outputs, attrs=attrs, layer=node.layer, phase="W" if of_params else "I", origin=node.name)
         for tensor, contribution in zip(gives, outputs, strict=True):
@@ -162,10 +172,4 @@ def _differentiable(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def saved_operands(op: Op) -> frozenset[str]:
-    """Names of the forward operands (inputs and outputs) that the gradient operators of `op` read."""
-    own = {o.name for o in (*op.inputs, *op.outputs)}
-    return frozenset(o.name for g in op.grads for o in catalogue(g).inputs if o.name in own)
-
-
-__all__ = ["RECOMPUTED", "Joint", "Tensor", "backward", "cotangent", "saved_operands", "scale_loss"]
+__all__ = ["RECOMPUTED", "Joint", "backward", "cotangent", "scale_loss"]

@@ -17,6 +17,7 @@ from planner.candidates import Candidate, block_layers
 from planner.lower import joint_graph, representatives, write
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
+from planner.schedules import schedule
 from planner.space import Limit, Space, layout_space
 from planner.summary import layout, metrics
 from planner.tables import Tables
@@ -97,7 +98,7 @@ class Evaluator:
         placed = search(
             graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=min(c.pp, c.num_microbatches) if c.schedule == "1f1b" else c.num_microbatches, recompute=recompute, optimizer=self.optimizer["name"],
+            in_flight=schedule(c.schedule).stash(0, c.pp, c.num_microbatches), recompute=recompute, optimizer=self.optimizer["name"],
             space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
         stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(bounds.stages(c.pp)))

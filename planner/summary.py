@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ir.cluster import Cluster
@@ -65,7 +64,7 @@ def model_flops(model: Model, plan: Plan) -> float:
 
 
 def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:
-    """The measured-looking part of a plan's entry, from its simulation; keys as in the command's documents."""
+    """What the simulation says of a plan, under the keys of the command's documents; `comm` has one entry for each (axis, kind) of `ir.communication`."""
     step_s = timeline.step_s
     parts = timeline.breakdown(program)
     flops = model_flops(model, plan) / plan.num_ranks / step_s
@@ -73,10 +72,5 @@ def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeli
     return {
         "step_s": step_s, "tokens_per_s_per_gpu": plan.batch * plan.seq / step_s / plan.num_ranks, "tflops_per_gpu": flops / 1e12,
         "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB,
-        "fits": memory.fits, "comm": communication(program, timeline),
+        "fits": memory.fits, "comm": [row.to_json() for row in timeline.communication(program)],
     }  # fmt: skip
-
-
-def communication(program: Program, timeline: Timeline) -> list[Mapping[str, Any]]:
-    """One entry for each (axis, kind): per step and rank, the rank that spends most; `exposed_s` is the part during which its compute queue is idle."""
-    return [row.to_json() for row in timeline.communication(program)]
