@@ -22,9 +22,8 @@ from tests.plans import Layout, cluster, plan_for
 from tests.virtual import perform_timed
 
 LAYOUTS = [
-    Layout(), Layout(8), Layout(2, 2, 2, 2),
-    Layout(1, 4, sp=True, num_microbatches=2), Layout(4, 2, zero=3), Layout(2, 1, 4, 4, zero=2), Layout(1, 2, 2, 4, recompute=True),
-    Layout(1, 2, 4, 4, schedule="gpipe"),
+    Layout(), Layout(8), Layout(2, 2, 2, 2), Layout(1, 4, sp=True, num_microbatches=2), Layout(4, 2, zero=3), Layout(2, 1, 4, 4, zero=2),
+    Layout(1, 2, 2, 4, recompute=True), Layout(1, 2, 4, 4, schedule="gpipe"),
 ]  # fmt: skip
 
 

@@ -32,8 +32,8 @@ def tasks(stage: StageTasks, *parts: str) -> list[Task]:
 
 
 LAYOUTS = [
-    Layout(), Layout(2), Layout(2, 2, 2, 2), Layout(1, 4, sp=True),
-    Layout(1, 2, sp=False), Layout(4, zero=3), Layout(2, zero=2), Layout(1, 1, 4, 4), Layout(2, 2, 2, 2, recompute=True),
+    Layout(), Layout(2), Layout(2, 2, 2, 2), Layout(1, 4, sp=True), Layout(1, 2, sp=False), Layout(4, zero=3), Layout(2, zero=2),
+    Layout(1, 1, 4, 4), Layout(2, 2, 2, 2, recompute=True),
 ]  # fmt: skip
 
 
