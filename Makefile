@@ -25,10 +25,10 @@ lint: $(VENV)/installed-all  ## ruff and mypy (strict on ir/)
 	$(BIN)/mypy
 
 bench: $(VENV)/installed-all  ## the long measurements, one script a claim; results as dated files in benchmarks/results
-	for script in benchmarks/*.py; do $(RUN) $$script || exit 1; done
+	for script in $(filter-out benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do $(RUN) $$script || exit 1; done
 
 gpu-check: $(VENV)/installed-all  ## what needs a CUDA device: kernels, parity, prediction; one table
-	$(RUN) -m executor.gpu_check
+	$(RUN) benchmarks/gpu_check.py
 
 clean:  ## everything that the other targets made
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
@@ -40,12 +40,14 @@ $(BIN)/python:
 	.ci/venv $(PYTHON) $(VENV)
 
 $(VENV)/installed-core: pyproject.toml | $(BIN)/python
-	$(PIP) install --quiet 'setuptools>=77'
-	$(PIP) install --quiet --no-build-isolation --editable .
+	@echo 'installing what the command needs in $(VENV)'
+	$(PIP) install -qq 'setuptools>=77'
+	$(PIP) install -qq --no-build-isolation --editable .
 	touch $@
 
 # torch by itself and first: a range in another package would take a CUDA build of several GB
 $(VENV)/installed-all: pyproject.toml $(VENV)/installed-core
-	$(PIP) install --quiet 'torch==2.13.0'
-	$(PIP) install --quiet --no-build-isolation --editable '.[all]'
+	@echo 'installing what the tests need in $(VENV): some minutes and 2.6 GB, once'
+	$(PIP) install -qq 'torch==2.13.0'
+	$(PIP) install -qq --no-build-isolation --editable '.[all]'
 	touch $@

@@ -25,7 +25,7 @@ from simulator.cost import CostModel
 from simulator.engine import simulate
 
 RESULTS = Path(__file__).parent / "results"
-STEPS = 8
+STEPS = 6
 MAX_MEDIAN_ERROR, MIN_RANK_CORRELATION = 0.15, 0.9
 
 
@@ -53,7 +53,7 @@ class Row:
         return self.predicted_s / self.measured_s - 1.0
 
 
-SIZES = (("gpt2-tiny", (), 16, 256), ("gpt2", (("num_layers", 2), ("vocab", 8192)), 4, 256), ("gpt2", (("num_layers", 6),), 4, 256))
+SIZES = (("gpt2-tiny", (), 16, 256), ("gpt2", (("num_layers", 2), ("vocab", 8192)), 4, 256), ("gpt2", (("num_layers", 4), ("vocab", 16384)), 4, 256))
 ONE, DP, TP, PP = (("dp", 1),), (("dp", 2),), (("tp", 2),), (("pp", 2), ("mbs", 1), ("schedule", "1f1b"))
 CASES = (*(Case(*size, layout) for size in SIZES for layout in (ONE, DP, TP)), Case(*SIZES[1], PP))
 

@@ -45,15 +45,23 @@ class Buffers:
 
     def fill(self, seed: int, given: Mapping[str, np.ndarray]) -> None:
         """Writes the initial items: from `given` by name of the logical tensor, else as the register's `init` says, drawn with `seed`."""
+        alike: dict[tuple[str, Region, str], list[Register]] = {}
         for register in self.program.registers:
-            shape = whole_shape(self.program, register.tensor) if register.tensor else register.shape
-            region = register.region or tuple((0, n) for n in register.shape)
-            for item in range(register.initial):
-                if register.tensor in given:
-                    value = _piece_of(given[register.tensor], register, shape, region)
-                else:
-                    value = initial(register.init, shape, region, register.dtype, seed, register.tensor or register.name)
-                self.backend.put(self.slots[register.name][item % register.credits], value.reshape(register.shape))
+            if register.initial:
+                alike.setdefault((register.tensor or register.name, _region(register), register.dtype), []).append(register)
+        for registers in alike.values():
+            # ranks that hold the same region share the drawing of it, which takes longer than a copy
+            value = self._first_value(registers[0], seed, given)
+            for register in registers:
+                for slot in self.slots[register.name][: register.initial]:
+                    self.backend.put(slot, value)
+
+    def _first_value(self, register: Register, seed: int, given: Mapping[str, np.ndarray]) -> np.ndarray:
+        shape = whole_shape(self.program, register.tensor) if register.tensor else register.shape
+        if register.tensor in given:
+            return _piece_of(given[register.tensor], register, shape)
+        value: np.ndarray = initial(register.init, shape, _region(register), register.dtype, seed, register.tensor or register.name)
+        return value.reshape(register.shape)
 
     def tensor(self, name: str, steps: int) -> np.ndarray:
         """The whole logical tensor after `steps` steps, put together from the regions that the ranks hold."""
@@ -131,7 +139,11 @@ def _check(register: Register) -> None:
         raise ProgramError(f"register `{register.name}`: region {register.region} does not have its shape {register.shape}")
 
 
-def _piece_of(value: np.ndarray, register: Register, shape: tuple[int, ...], region: Region) -> np.ndarray:
+def _region(register: Register) -> Region:
+    return register.region or tuple((0, n) for n in register.shape)
+
+
+def _piece_of(value: np.ndarray, register: Register, shape: tuple[int, ...]) -> np.ndarray:
     if value.shape != shape:
         raise ProgramError(f"tensor `{register.tensor}` was given with shape {value.shape}, the program holds {shape}")
-    return value[as_slices(region)].astype(numpy_dtype(register.dtype))
+    return value[as_slices(_region(register))].astype(numpy_dtype(register.dtype))

@@ -21,7 +21,7 @@ from executor.backends import open_backend
 from executor.measure import GEMM_SHAPES, NOT_TIMED, op_table
 from executor.samples import SMALL, Sample, sample
 from executor.train import Run, run
-from executor.verify import compare
+from executor.verify import compare, seen
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ExecutionError
 from ir.ops import CATALOGUE
@@ -92,7 +92,7 @@ def parity(programs: Mapping[str, Program], steps: int = 3) -> tuple[list[Row], 
         dtype = next((r.dtype for r in program.registers if r.memory == "parameter"), "float32")
         bound = 1e-10 if dtype == "float64" else 1e-5
         runs[name] = run(program, steps=steps, backend="cupy", watchdog_s=120)
-        found = compare(runs[name], run(program, steps=steps, backend="numpy"))
+        found = compare(seen(runs[name]), seen(run(program, steps=steps, backend="numpy")))
         text = f"loss {found['loss_max_rel']:.1e}, gradients {found['grad_max_rel']:.1e} (at most {bound:.0e}), {len(program.ranks)} ranks, {dtype}"
         rows.append(Row(f"{name} on cupy = on numpy", text, max(found["loss_max_rel"], found["grad_max_rel"]) <= bound))
     return rows, runs

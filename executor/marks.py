@@ -51,6 +51,6 @@ class Marks:
         m = 0 if actor.clock == "step" else microbatch
         return [
             (name, self.access.slot(actor, name, step, m), is_read)
-            for names, is_read in ((actor.reads, True), (actor.writes, False), (actor.updates, False))
+            for names, is_read in ((actor.takes, True), (actor.writes, False), (actor.updates, False))
             for name in names
         ]

@@ -60,7 +60,7 @@ class Sample:
 
 
 def sample(op: Op, labels: Mapping[str, int], dtype: str, seed: int, **more: Any) -> Sample:
-    """Random operands; `labels` gives the size of every label that an operator may have (SMALL, LARGE), `more` replaces attributes."""
+    """Random operands between 0.5 and 1.5; `labels` gives the size of every label that an operator may have (SMALL, LARGE), `more` replaces attributes."""
     this = op.for_ranks([len(o.dims) - 1 + _leading(op, len(o.dims)) if ("...",) in o.dims else len(o.dims) for o in op.inputs])
     sizes = {label: labels[label] for label in this.labels}
     draw = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def sample(op: Op, labels: Mapping[str, int], dtype: str, seed: int, **more: Any
         if operand.name in INTEGER_OPERANDS:
             inputs.append(draw.integers(0, sizes.get("v", 2), shape))
         else:
-            inputs.append((np.abs(draw.standard_normal(shape)) + 0.5).astype(dtype))
+            inputs.append((draw.random(shape, np.float64 if dtype == "float64" else np.float32) + 0.5).astype(dtype, copy=False))
     whole = tuple((0, n) for n in this.inputs[0].shape(sizes)) if this.inputs else ()
     attrs: dict[str, Any] = {**ATTRS, **sizes, "dtype": dtype, "src_region": whole, "dst_region": whole}
     for family, special in FAMILY_ATTRS.items():

@@ -93,7 +93,7 @@ def _period(program: Program, actors: Sequence[Actor]) -> int:
     """Steps after which every register of these actors is met at the same slots again."""
     out = 1
     for actor in actors:
-        for name in (*actor.reads, *actor.writes, *actor.updates):
+        for name in (*actor.takes, *actor.writes, *actor.updates):
             register = program.register[name]
             out = math.lcm(out, register.credits if register.clock == "step" else register.credits // math.gcd(register.credits, program.num_microbatches))
     return out

@@ -153,6 +153,7 @@ def run(
             interrupted = True
             driver.stop()
         device.synchronize()
+        driver.performs = []  # they hold the driver's own report, and with it the buffers, in a circle
     return Run(program, steps, first_step, losses.done, timeline(driver, device), buffers, buffers.nbytes, interrupted)
 
 

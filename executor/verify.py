@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,22 +13,34 @@ from executor.train import Run
 from ir.errors import InputError
 
 
-def compare(run_a: Run, run_b: Run) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is compared of a run: its losses, and its last gradients by name, whole."""
+
+    loss: Sequence[float]
+    gradients: Mapping[str, np.ndarray]
+
+
+def seen(run: Run) -> Seen:
+    """Copies what is compared out of a run, whose memory may then be given back."""
+    return Seen(tuple(run.loss), {name: run.tensor(name) for name in gradients(run)})
+
+
+def compare(ours: Seen, theirs: Seen) -> dict[str, Any]:
     """`loss_max_rel`: the largest |a - b| / |b| of the losses; `grad_max_rel`: the largest |a - b| / |b| over the last gradients of all parameters.
 
-    Gradients are compared in the Euclidean norm of the whole tensor, against `run_b` (one device): an element near zero would make an elementwise relative
-    error say nothing. A tensor that is zero on both sides agrees; `grad_worst` names the tensor that differs most. Raises InputError where the runs have
-    different steps or parameters.
+    Gradients are compared in the Euclidean norm of the whole tensor, against `theirs` (one device): an element near zero would make an elementwise relative
+    error say nothing. A tensor whose elements are smaller than those of all gradients on average (in root mean square) is measured against that average: a
+    gradient that is zero but for rounding, such as that of a key's bias, has no relative error. `grad_worst` names the tensor that differs most. Raises
+    InputError where the runs have different steps or parameters.
     """
-    if len(run_a.loss) != len(run_b.loss) or not run_a.loss:
-        raise InputError(f"the runs cannot be compared: {len(run_a.loss)} and {len(run_b.loss)} steps with a loss")
-    names_a, names_b = gradients(run_a), gradients(run_b)
-    if set(names_a) != set(names_b):
-        raise InputError(f"the runs cannot be compared: gradients of {sorted(set(names_a) ^ set(names_b))} are in one of them only")
-    losses = [relative(np.asarray(a), np.asarray(b)) for a, b in zip(run_a.loss, run_b.loss, strict=True)]
-    ours, theirs = ({name: run.tensor(name) for name in names_a} for run in (run_a, run_b))
-    average = root_mean_square(theirs.values())
-    grads = {name: relative(ours[name], theirs[name], average) for name in names_a}
+    if len(ours.loss) != len(theirs.loss) or not ours.loss:
+        raise InputError(f"the runs cannot be compared: {len(ours.loss)} and {len(theirs.loss)} steps with a loss")
+    if set(ours.gradients) != set(theirs.gradients):
+        raise InputError(f"the runs cannot be compared: gradients of {sorted(set(ours.gradients) ^ set(theirs.gradients))} are in one of them only")
+    losses = [relative(np.asarray(a), np.asarray(b)) for a, b in zip(ours.loss, theirs.loss, strict=True)]
+    average = root_mean_square(theirs.gradients.values())
+    grads = {name: relative(value, theirs.gradients[name], average) for name, value in ours.gradients.items()}
     worst = max(grads, key=lambda name: grads[name], default="")
     return {"loss_max_rel": max(losses), "grad_max_rel": grads.get(worst, 0.0), "grad_worst": worst}
 

@@ -26,6 +26,8 @@ from simulator.memory import ledger
 
 Progress = Callable[..., None]
 DEFAULT_BATCH_PER_DEVICE = 8
+ALL_RANKS = 16
+"""Up to so many ranks each is simulated; above, some stand for the others, which do the same at the same time."""
 
 
 def _silent(*_: Any) -> None:
@@ -51,11 +53,13 @@ def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
 def plan(
     model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, optimizer: str = "adamw",
     top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
+    cluster_name: str | None = None,
 ) -> search.Result:  # fmt: skip
     """The best ways to train `model` on `cluster`, fastest first: `.plans`, each with `.layout` and `.predicted`.
 
     `batch` in sequences (8 a device), `seq` in tokens (the model's longest), `dtype` (bfloat16; float32 on a machine without it). `fix` says what every plan
-    must keep, `{"tp": 2}`. Raises PlanError for what is illegal, DoesNotFit when nothing fits.
+    must keep, `{"tp": 2}`; `cluster_name` what the plan is to call a cluster that is given as a value (its name). Raises PlanError for what
+    is illegal, DoesNotFit when nothing fits.
     """
     graph_of, devices = _model(model), _cluster(cluster, progress)
     found = search.plan(
@@ -65,7 +69,8 @@ def plan(
         dtype=dtype if dtype is not None else default_dtype(devices),
         optimizer=optimizer, top=top, fix=dict(fix or {}), memory_fraction=memory_fraction, budget_s=budget_s, progress=progress,
     )  # fmt: skip
-    named = cluster_reference(cluster) if isinstance(cluster, str) else devices.name
+    text = cluster if isinstance(cluster, str) else cluster_name
+    named = cluster_reference(text) if text is not None else devices.name
     return replace(found, plans=tuple(replace(p, cluster=named) for p in found.plans))
 
 
@@ -90,16 +95,19 @@ def lower_single(plan: Plan | str | Path, model: Model | None = None) -> Program
 
 
 def simulate(
-    plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 2, ranks: Collection[int] | None = None
+    plan: Plan | str | Path, cluster: Cluster | str | None = None, model: Model | None = None, steps: int = 3, ranks: Collection[int] | None = None
 ) -> Prediction:  # fmt: skip
     """What a plan will do on a cluster (the one that it was made for): timeline, memory ledger, step time.
 
-    `ranks`: simulate these alone, at least one of each stage, for all of them; what they wait for others to do they find done.
+    `ranks`: simulate these alone, at least one of each stage, for all of them; what they wait for others to do they find done. Without it, all ranks of a small
+    plan, the representatives of a large one.
     Raises ClusterError when the cluster is another one than the plan's and has too few devices.
     """
     made = read_plan(plan)
     devices = cluster_of(made, cluster)
     whole = model_of(made, model)
+    if ranks is None and made.num_ranks > ALL_RANKS:
+        ranks = planner_lower.representatives(made, devices)
     program = planner_lower.lower(whole, made, ranks)
     timeline = simulate_program(program, CostModel(devices), steps=steps)
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))

@@ -84,27 +84,36 @@ def compare(program: Program, single: Program, steps: int, start: Mapping[str, A
     return differences(step_by_step(program, steps, start, options), step_by_step(single, steps, start, options), steps, progress)
 
 
-def step_by_step(program: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[train.Run]:
-    """Runs of one step, each going on from the state of the one before: a run keeps the gradients of its last step only."""
+def step_by_step(program: Program, steps: int, start: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[verify.Seen]:
+    """What is compared of every step, each a run that goes on from the state of the one before: a run keeps the gradients of its last step only.
+
+    Between two steps nothing but the state is kept, so that two programs compared in turn never hold their memory both.
+    """
     state = dict(start)
     for _ in range(steps):
-        done = train.run(program, steps=1, check=False, **state, **options)
-        if done.interrupted:
-            raise KeyboardInterrupt
-        yield done
-        state = _next(done)
+        seen, state = _one_step(program, state, options)
+        yield seen
 
 
-def differences(ours: Iterable[train.Run], theirs: Iterable[train.Run], steps: int, progress: Progress | None = None) -> dict[str, Any]:
-    """What `compare` gives, of two runs step by step."""
+def _one_step(program: Program, start: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[verify.Seen, dict[str, Any]]:
+    """What is compared of one step, and where the next one starts."""
+    done = train.run(program, steps=1, check=False, **start, **options)
+    if done.interrupted:
+        raise KeyboardInterrupt
+    tensors: dict[str, np.ndarray] = {name: done.tensor(name) for name in state_names(program)}
+    return verify.seen(done), {"initial": tensors, "first_step": done.first_step + 1}
+
+
+def differences(ours: Iterable[verify.Seen], theirs: Iterable[verify.Seen], steps: int, progress: Progress | None = None) -> dict[str, Any]:
+    """What `compare` gives, of two programs step by step."""
     found: dict[str, Any] = {"loss_max_rel": 0.0, "grad_max_rel": 0.0, "grad_worst": "", "steps": steps}
-    for a, b in zip(ours, theirs, strict=True):
+    for k, (a, b) in enumerate(zip(ours, theirs, strict=True), 1):
         here = verify.compare(a, b)
         found["loss_max_rel"] = max(found["loss_max_rel"], here["loss_max_rel"])
         if here["grad_max_rel"] >= found["grad_max_rel"]:
             found |= {"grad_max_rel": here["grad_max_rel"], "grad_worst": here["grad_worst"]}
         if progress is not None:
-            progress(a.first_step + 1, steps, a.loss[-1], "verified")
+            progress(k, steps, a.loss[-1], "verified")
     return found
 
 
@@ -137,11 +146,6 @@ def measure(output: str | Path | None = None, progress: Progress | None = None) 
 
 def _silent(*_: Any) -> None:
     pass
-
-
-def _next(done: train.Run) -> dict[str, Any]:
-    tensors: dict[str, np.ndarray] = {name: done.tensor(name) for name in state_names(done.program)}
-    return {"initial": tensors, "first_step": done.first_step + 1}
 
 
 def _program(what: Plan | Program | str | Path, model: Any) -> tuple[Plan | None, Program]:

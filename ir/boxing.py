@@ -1,8 +1,8 @@
 """Boxing: how a tensor goes from one placement to another.
 
-On one mesh axis every pair (source, destination) is one step: nothing, a local step (slice, zero, pad) or a collective. An nd boxing is the cheapest chain of such
-steps, found by Dijkstra over the placements of the mesh. A step on one axis may touch a dim only while no inner axis splits that dim: else the pieces that move
-would not be slices.
+On one mesh axis every pair (source, destination) is one step: nothing, a local step (slice, zero, pad) or a collective. An nd boxing is the cheapest chain of
+such steps, found by Dijkstra over the placements of the mesh. A step on one axis may touch a dim only while no inner axis splits that dim: else the pieces that
+move would not be slices.
 """
 
 from __future__ import annotations
@@ -131,9 +131,7 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
 
 
 @lru_cache(maxsize=65536)
-def cached_chain(
-    src: NdSbp, dst: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], itemsize: int, links: tuple[Link, ...] = ()
-) -> tuple[Step, ...]:
+def cached_chain(src: NdSbp, dst: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], itemsize: int, links: tuple[Link, ...] = ()) -> tuple[Step, ...]:
     """`chain` priced by `bytes_moved`: what a plan is lowered with. Equal layers ask the same again and again."""
     return chain(src, dst, shape, mesh_shape, bytes_moved(shape, mesh_shape, itemsize, links))
 

@@ -240,12 +240,12 @@ class Machine:
 
     def _slot_rule(self, node: int, name: str) -> tuple[int, int, int]:
         actor, register = self.actors[self.net.actor[node]], self.program.register.get(name)
-        if register is None or name not in (*actor.reads, *actor.writes, *actor.updates):
+        if register is None or name not in (*actor.takes, *actor.writes, *actor.updates):
             raise ProgramError(f"actor `{actor.name}` does not use register `{name}`; it uses {', '.join((*actor.reads, *actor.writes, *actor.updates))}")
         index = self._register_index[name]
         if self.net.producer[index] < 0:
             return 0, 0, register.credits
-        produces = name not in actor.reads
+        produces = name not in actor.takes
         base = item_number(self.net, index, register, node, 0, produces)
         return base, item_number(self.net, index, register, node, 1, produces) - base, register.credits
 

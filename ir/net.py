@@ -99,7 +99,7 @@ def _users(program: Program, held: list[bool]) -> tuple[list[int], list[list[int
     producer, readers = [-1] * len(index), [list[int]() for _ in index]
     for i, actor in enumerate(program.actors):
         if held[i]:
-            for name in dict.fromkeys(actor.reads):
+            for name in dict.fromkeys(actor.takes):
                 readers[index[name]].append(i)
             for name in (*actor.writes, *actor.updates):
                 producer[index[name]] = i

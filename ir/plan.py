@@ -106,7 +106,8 @@ class Plan:
 
         return replace(
             self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
-            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()}, params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
+            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()},
+            params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Actor:
     """One piece of work that fires over and over on one queue of one rank.
 
     `reads` and `writes` name registers in the order of the operator's sentence; `updates` are changed in place and follow the reads in it.
+    `waits` name registers whose item must be there and is released like a read one, but is not looked at: they hold back what
+    could run too far ahead.
     `channel`: actors with the same channel are one rendezvous: the two ends of a p2p, the members of a collective.
     """
 
@@ -77,10 +79,16 @@ class Actor:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
+    waits: tuple[str, ...] = ()
     channel: str = ""
     origin: str = ""
     phase: str = "F"
     layer: int = 0
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The registers whose items it needs and releases."""
+        return (*self.reads, *self.waits)
 
 
 T = TypeVar("T")

@@ -81,10 +81,10 @@ def _check_actor(program: Program, a: Actor) -> None:
     if a.work.kind in ("collective", "send", "recv") and not a.channel and not alone:
         raise ProgramError(f"actor `{a.name}` is a {a.work.kind} without channel; name the channel that it shares with its partners")
     produced = (*a.writes, *a.updates)
-    if len(set(produced)) < len(produced) or set(produced) & set(a.reads):
-        twice = next(r for i, r in enumerate((*a.reads, *produced)) if i >= len(a.reads) and r in (*a.reads, *produced)[:i])
+    if len(set(produced)) < len(produced) or set(produced) & set(a.takes):
+        twice = next(r for i, r in enumerate((*a.takes, *produced)) if i >= len(a.takes) and r in (*a.takes, *produced)[:i])
         raise ProgramError(f"actor `{a.name}` changes register `{twice}` and uses it once more; read, write and update distinct registers")
-    for name in (*a.reads, *produced):
+    for name in (*a.takes, *produced):
         _check_access(a, name, program.register.get(name))
 
 

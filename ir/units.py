@@ -10,12 +10,12 @@ GIB = float(1 << 30)
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1,
-}
+}  # fmt: skip
 """Bytes of one element; numpy's names, and the field's for what numpy lacks."""
 
 DTYPE_ALIASES: dict[str, str] = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64", "double": "float64",
-}
+}  # fmt: skip
 
 
 def dtype_name(text: str) -> str:

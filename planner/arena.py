@@ -52,14 +52,14 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
     writer = {w: a for a in order for w in a.writes}
     readers: dict[str, list[Actor]] = {}
     for a in order:
-        for r in a.reads:
-            readers.setdefault(r, []).append(a)
+        for name in a.takes:
+            readers.setdefault(name, []).append(a)
     after: dict[str, int] = {}
     for a in order:
         if a.queue == "compute":
             after[a.name] = position[a.name]
         else:
-            before = [after[writer[r].name] for r in a.reads if r in writer and _same_pass(writer[r], a) and writer[r].name in after]
+            before = [after[writer[r].name] for r in a.takes if r in writer and _same_pass(writer[r], a) and writer[r].name in after]
             if before:
                 after[a.name] = max(before)
     until: dict[str, int] = {}

@@ -15,9 +15,9 @@ def elide_copies(stage: StageTasks) -> StageTasks:
     for part, listed in stage.tasks.items():
         kept = tasks.setdefault(part, [])
         for t in listed:
-            reads = tuple(original.get(v, v) for v in t.reads)
+            reads, waits = (tuple(original.get(v, v) for v in taken) for taken in (t.reads, t.waits))
             if t.kind == "compute" and catalogue(t.op).copies and all(stage.values[w].clock == stage.values[r].clock for w in t.writes for r in reads):
                 original[t.writes[0]] = reads[0]
             else:
-                kept.append(replace(t, reads=reads))
+                kept.append(replace(t, reads=reads, waits=waits))
     return StageTasks(stage.mesh, {k: v for k, v in stage.values.items() if k not in original}, tasks)

@@ -83,7 +83,7 @@ class Evaluator:
         key = (plan.microbatch, plan.num_microbatches, plan.recompute)
         if key not in self._joints:
             self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
-        program = write(self._joints[key], plan, simulated_ranks(plan, self.cost))
+        program = write(self._joints[key], plan, representatives(plan, self.cost.cluster))
         return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def plan(self, c: Candidate, price: float = 0.0) -> Plan:
@@ -115,8 +115,3 @@ class Evaluator:
         return replace(
             e.plan, predicted=metrics(self.bounds.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))
         )
-
-
-def simulated_ranks(plan: Plan, cost: CostModel) -> tuple[int, ...] | None:
-    """The ranks that stand for all in a simulation: one of every stage; all of them (None) where the devices share cores and so slow one another."""
-    return None if cost.num_cores else representatives(plan)

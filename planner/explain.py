@@ -13,9 +13,8 @@ from ir.op import Rule
 from ir.plan import Plan
 from ir.program import Program
 from ir.units import nbytes, seconds
-from planner.evaluate import simulated_ranks
 from planner.frontends.model import Model
-from planner.lower import lower
+from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
 from planner.summary import GIB, metrics
@@ -41,7 +40,7 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
     Raises PlanError when the plan does not belong to the model.
     """
     cost = CostModel(cluster)
-    program = lower(model, plan, ranks=simulated_ranks(plan, cost))
+    program = lower(model, plan, ranks=representatives(plan, cluster))
     timeline = simulate(program, cost, steps=2)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)

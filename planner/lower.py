@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ir.cluster import Cluster
 from ir.errors import PlanError
 from ir.graph import Graph, Tensor
 from ir.mesh import Mesh
@@ -76,9 +77,12 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
 
 
-def representatives(plan: Plan) -> tuple[int, ...]:
-    """The first rank of every stage: on equal devices all ranks of a stage do the same at the same time."""
-    return tuple(s.ranks[0] for s in plan.stages)
+def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
+    """The ranks that a simulation needs: the first of every stage, since on equal devices all of a stage do the same at the same time.
+
+    All ranks where the devices are cores of one machine (`num_cores`): what one of them does there slows the others.
+    """
+    return tuple(r for s in plan.stages for r in (s.ranks if "num_cores" in cluster.profile else s.ranks[:1]))
 
 
 def stash(slots: tuple[Slot, ...]) -> int:
@@ -115,7 +119,7 @@ class _Writer:
         written: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
         readers: dict[str, list[Task]] = {v: [] for v in self.here.values}
         for t in self.all_tasks:
-            for v in t.reads:
+            for v in (*t.reads, *t.waits):
                 readers[v].append(t)
         lives = {}
         for name in self.here.values:
@@ -192,7 +196,7 @@ class _Writer:
         reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
         return Actor(
             self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
-            self._all_at(task.updates, rank), channel, task.origin, task.phase, task.layer,
+            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, task.layer,
         )  # fmt: skip
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:

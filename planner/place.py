@@ -42,8 +42,8 @@ class Value:
 class Task:
     """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
 
-    `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`), send and recv (`peer` is the other stage), load, store,
-    join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
+    send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
     """
 
     name: str
@@ -54,6 +54,7 @@ class Task:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
+    waits: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
     axis: int = -1
     peers: tuple[int, ...] = ()
@@ -87,6 +88,7 @@ class _Placer:
         self.wide = DTYPE_BYTES[plan.dtype] < 4
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
+        self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
         self.uses: dict[str, list[int]] = {}
         self.boxed: set[str] = set()
         for n in self.graph.nodes:
@@ -144,14 +146,15 @@ class _Placer:
         return hub.cotangent if is_cotangent else hub.value
 
     def _box(
-        self, stage: int, tensor: Tensor, have: str, want: NdSbp, part: str, like: Node | None, *, clock: str = "microbatch", memory: str = "buffer"
-    ) -> str:
+        self, stage: int, tensor: Tensor, have: str, want: NdSbp, part: str, like: Node | None, *, clock: str = "microbatch", memory: str = "buffer",
+        waits: tuple[str, ...] = (),
+    ) -> str:  # fmt: skip
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
         for step in self._steps(stage, tensor, have, want):
             known = self.made.get((stage, tensor.name, step.dst, part))
             if known is None:
                 known = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
-                self._step(stage, tensor, have, known, step, part, like)
+                self._step(stage, tensor, have, known, step, part, like, waits)
             have = known
         return have
 
@@ -159,11 +162,11 @@ class _Placer:
         mesh, src = self.stages[stage].mesh, self.stages[stage].values[have].nd
         return cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links)
 
-    def _step(self, stage: int, tensor: Tensor, have: str, to: str, step: Step, part: str, like: Node | None) -> None:
+    def _step(self, stage: int, tensor: Tensor, have: str, to: str, step: Step, part: str, like: Node | None, waits: tuple[str, ...] = ()) -> None:
         """The task that re-shards the value `have` into the value `to`."""
         queue = "compute" if step.is_local else f"comm.{self.plan.axes[step.axis]}"
         self._task(
-            stage, part, "box", step.kind, f"{to}.{step.kind}.{part}", reads=(have,), writes=(to,), axis=step.axis, queue=queue,
+            stage, part, "box", step.kind, f"{to}.{step.kind}.{part}", reads=(have,), writes=(to,), waits=waits, axis=step.axis, queue=queue,
             origin=like.name if like else tensor.name, phase=like.phase if like else "U", layer=like.layer if like else 0,
         )  # fmt: skip
 
@@ -203,6 +206,9 @@ class _Placer:
             stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
             phase=node.phase, layer=node.layer,
         )  # fmt: skip
+        passing = [name for name in writes if self.stages[stage].values[name].clock == "microbatch"]
+        if passing:
+            self.last_of_layer.setdefault((stage, part), {})[node.layer] = passing[0]
         for t, name in zip(node.outputs, writes, strict=True):
             if t not in self.graph.outputs and self.stages[stage].values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
@@ -246,7 +252,7 @@ class _Placer:
         if spec.role == "param":
             place = self.plan.params[tensor].held
             held = self.made[stage, tensor, place, "begin"]
-            return self.made.get((stage, tensor, nd, part)) or self._box(stage, spec, held, nd, part, node)
+            return self.made.get((stage, tensor, nd, part)) or self._box(stage, spec, held, nd, part, node, waits=self._two_layers_ago(stage, part, node.layer))
         found = self.made.get((stage, tensor, nd, part))
         if found is None and part == "B" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
             # What the forward node read is kept for the backward as it was.
@@ -258,6 +264,12 @@ class _Placer:
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         return self._box(stage, spec, have, nd, part, node)
+
+    def _two_layers_ago(self, stage: int, part: str, layer: int) -> tuple[str, ...]:
+        """What the gathering of a parameter waits for, so that no more than the next layer's parameters are gathered ahead of their use."""
+        done = self.last_of_layer.get((stage, part), {})
+        before = [value for at, value in done.items() if at != layer]
+        return (before[-2],) if len(before) > 1 else ()
 
     def _load(self, stage: int, spec: Tensor, nd: NdSbp) -> str:
         name = self._value(stage, spec, nd, "F", memory="input")

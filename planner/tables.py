@@ -318,18 +318,15 @@ class Tables:
 
 
 def _rules(facts: NodeFacts, sizes: Mapping[str, int], parts: int, uneven: frozenset[str]) -> tuple[Rule, ...]:
-    """Rules legal on one axis, judged on its own, for the operator and for every gradient operator that runs."""
-    op = facts.op
-    grad_rules = [(g, frozenset(g.rules())) for g in facts.grads]
-    found = []
-    for rule in op.rules():
+    """Rules legal on one axis, judged on its own; `B~P` only where a cotangent passes."""
+    legal_here = []
+    for rule in facts.op.rules():
+        if rule.kind == "split" and not _fits(facts.op, sizes, {rule.on: parts}, uneven):
+            continue
         if rule.kind == "B~P" and not facts.grads:
             continue
-        if rule.kind == "split" and not _fits(op, sizes, {rule.on: parts}, uneven):
-            continue
-        if all(op.grad_rule(rule, g) in rules for g, rules in grad_rules):
-            found.append(rule)
-    return tuple(found)
+        legal_here.append(rule)
+    return tuple(legal_here)
 
 
 def _fits(op: Op, sizes: Mapping[str, int], cuts: Mapping[str, int], uneven: frozenset[str]) -> bool:

@@ -107,7 +107,7 @@ def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
     written: dict[str, float] = {}
     first, last = None, 0.0
     for a, seconds in firings:
-        starts = [written[r] for r in a.reads if r in written]
+        starts = [written[r] for r in a.takes if r in written]
         if a.queue in free:
             starts.append(free[a.queue])
         if a.queue != COMPUTE and not starts:
@@ -123,12 +123,12 @@ def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
 def _before_and_after(
     once: Sequence[tuple[Actor, float]], passes: Collection[str], gradients: Collection[str], order: Sequence[str]
 ) -> tuple[list[tuple[Actor, float]], list[tuple[Actor, float]]]:
-    """Of what happens once a step, what comes before the passes and what after: on the compute queue by its order, elsewhere by whether it waits for gradients."""
+    """Of what happens once a step, what comes before the passes and what after: compute by its order, all else by whether it waits for gradients."""
     first = next((i for i, name in enumerate(order) if name in passes), len(order))
     before, after = set(order[:first]), set(gradients)
     begin, end = [], []
     for a, s in once:
-        if a.name not in before and (a.queue == COMPUTE or after & {*a.reads, *a.updates}):
+        if a.name not in before and (a.queue == COMPUTE or after & {*a.takes, *a.updates}):
             after.update(a.writes)
             end.append((a, s))
         else:

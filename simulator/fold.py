@@ -108,7 +108,7 @@ def _looks(program: Program, cost: CostModel) -> dict[int, object]:
     place: dict[str, int] = {}
     for a in program.actors:
         place[a.name] = len(actors[a.rank])
-        uses = tuple(tuple(map(number.__getitem__, use)) for use in (a.reads, a.writes, a.updates))
+        uses = tuple(tuple(map(number.__getitem__, use)) for use in (a.reads, a.writes, a.updates, a.waits))
         actors[a.rank].append((a.queue, a.clock, a.work.kind, cost.work_s(a.work, a.rank), len(a.work.group), uses))
     orders: dict[int, list[object]] = {rank: [] for rank in program.ranks}
     for (rank, queue), order in sorted(program.orders.items()):

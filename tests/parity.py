@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from executor.data import text_data
-from executor.train import Run
+from executor.verify import Seen
 from headrace.running import differences, step_by_step
 from planner.lower import lower
 from planner.single import OPTIMIZERS, single_device
@@ -29,7 +29,7 @@ STEPS = 3
 
 
 @cache
-def on_one_device(family: str, optimizer: str) -> tuple[Run, ...]:
+def on_one_device(family: str, optimizer: str) -> tuple[Seen, ...]:
     """The three steps that every plan is compared with."""
     model = MODELS[family]
     single = single_device(model, cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])

@@ -52,7 +52,7 @@ class Builder:
         self, name: str, rank: int, queue: str, reads: Sequence[str] = (), writes: Sequence[str] = (), updates: Sequence[str] = (), clock: str = "microbatch",
         work: Work | None = None, channel: str = "", phase: str = "F", fire: bool = True,
     ) -> str:  # fmt: skip
-        self.actors.append(Actor(name, rank, queue, clock, work or compute(), tuple(reads), tuple(writes), tuple(updates), channel, name, phase))
+        self.actors.append(Actor(name, rank, queue, clock, work or compute(), tuple(reads), tuple(writes), tuple(updates), (), channel, name, phase))
         if fire:
             for i in range(self.m if clock == "microbatch" else 1):
                 self.fire(name, i)

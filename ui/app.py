@@ -20,6 +20,7 @@ from ui.question import Answer, Question, Upload, answer
 
 DTYPES = {"": "auto", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MANY_RANKS = 8
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def main() -> None:
@@ -186,11 +187,12 @@ def _facts(told: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _row(entry: Mapping[str, Any]) -> Mapping[str, object]:
-    return {
-        "": entry["rank"], "layout": describe(entry["layout"]), "step": seconds(entry["step_s"]), "MFU": percent(entry["mfu"]),
-        "tokens/s/device": f"{entry['tokens_per_s_per_gpu']:,.0f}", "bubble": percent(entry["bubble"]), "peak": f"{entry['peak_gib']:.3g} GiB",
-        "memory": FITS[entry["fits"]], "why": entry["why"],
+    cells = {
+        "step": seconds(entry["step_s"]), "MFU": percent(entry["mfu"]), "tokens/s/device": f"{entry['tokens_per_s_per_gpu']:,.0f}",
+        "bubble": percent(entry["bubble"]), "peak": f"{entry['peak_gib']:.3g} GiB", "memory": FITS[entry["fits"]],
     }  # fmt: skip
+    figures = {name: text.replace(" ", NO_BREAK) for name, text in cells.items()}
+    return {"": entry["rank"], "layout": describe(entry["layout"]), **figures, "why": entry["why"]}
 
 
 def _figure(figure: go.Figure, key: str) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from ir.timeline import Span
 
 KINDS = {
     "F": "forward", "R": "forward again", "I": "input gradient", "W": "weight gradient", "U": "update",
@@ -23,18 +24,6 @@ PIXELS = 2000
 
 NARROW = 250
 """A bar shorter than this share of the whole time cannot be told from its neighbours."""
-
-
-class Spanlike(Protocol):
-    """What is read of a span; times in seconds."""
-
-    actor: str
-    step: int
-    microbatch: int
-    rank: int
-    queue: str
-    start_s: float
-    end_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +42,14 @@ class Bar:
     last: str
 
 
-def merge(spans: Iterable[Spanlike], kind_of: Callable[[str], str], max_bars: int = 6000) -> tuple[Bar, ...]:
+def merge(spans: Iterable[Span], kind_of: Callable[[str], str], max_bars: int = 6000) -> tuple[Bar, ...]:
     """The bars of all rows, ordered by rank, queue and start; `kind_of` maps an actor to one of KINDS.
 
     The third merge begins with stretches of 1/2000 of the whole time and doubles them until at most `max_bars` are left.
     """
     if max_bars < 1:
         raise ValueError(f"max_bars is {max_bars}; at least 1 is needed")
-    rows: dict[tuple[int, str], list[Spanlike]] = {}
+    rows: dict[tuple[int, str], list[Span]] = {}
     for span in spans:
         rows.setdefault((span.rank, span.queue), []).append(span)
     if not rows:
@@ -74,7 +63,7 @@ def merge(spans: Iterable[Spanlike], kind_of: Callable[[str], str], max_bars: in
     return tuple(bar for bars in out for bar in bars)
 
 
-def _bar(span: Spanlike, kind: str) -> Bar:
+def _bar(span: Span, kind: str) -> Bar:
     busy = ((kind, span.end_s - span.start_s),)
     return Bar(span.rank, span.queue, span.step, span.microbatch, span.start_s, span.end_s, busy, 1, span.actor, span.actor)
 

@@ -13,8 +13,9 @@ import plotly.graph_objects as go
 
 from headrace.layouts import describe
 from ir.program import Actor, Program
+from ir.timeline import Span
 from ir.units import GIB, nbytes, seconds
-from ui.bars import KINDS, Bar, Spanlike, merge
+from ui.bars import KINDS, PIXELS, Bar, merge
 
 KIND_COLOURS = {
     "F": "#0072B2", "R": "#56B4E9", "I": "#E69F00", "W": "#009E73", "U": "#CC79A7", "collective": "#D55E00", "p2p": "#3B1F6B", "io": "#C4C4C4",
@@ -47,7 +48,7 @@ def kinds(program: Program) -> dict[str, str]:
     return {a.name: _kind(a) for a in program.actors}
 
 
-def busy(lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, step: int | None = None) -> dict[str, tuple[float, ...]]:
+def busy(lanes: Mapping[str, Iterable[Span]], kind_of: Mapping[str, str], *, step: int | None = None) -> dict[str, tuple[float, ...]]:
     """Seconds that all queues were busy, by kind, one figure a lane of `lanes`: what `predicted_measured` takes. `step`: of that step only."""
     found = {kind: [0.0] * len(lanes) for kind in KINDS}
     for i, spans in enumerate(lanes.values()):
@@ -58,14 +59,14 @@ def busy(lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *,
 
 
 def timeline(
-    lanes: Mapping[str, Iterable[Spanlike]], kind_of: Mapping[str, str], *, title: str = "Timeline",
+    lanes: Mapping[str, Iterable[Span]], kind_of: Mapping[str, str], *, title: str = "Timeline",
     step: int | None = None, ranks: Sequence[int] | None = None, window: tuple[float, float] = (0.0, 1.0),
 ) -> go.Figure:  # fmt: skip
     """When every queue of every rank is busy with what: one row a queue, time from left to right, the height of a bar the share of its time it was busy.
 
     `lanes` maps a name to spans, for instance {"predicted": ..., "measured": ...}: with two of them the rows of one queue lie under each other and the first
     work of both starts at zero. `step`, `ranks` and `window` (from and to, as shares of their time) choose what is drawn; a narrow window shows spans that
-    the whole step merges. Raises KeyError where `kind_of` lacks an actor.
+    the whole step merges. Rows whose bars together are too short to be seen are left out. Raises KeyError where `kind_of` lacks an actor.
     """
     chosen = {lane: [s for s in spans if (step is None or s.step == step) and (ranks is None or s.rank in ranks)] for lane, spans in lanes.items()}
     origin = {lane: _first_start_s(spans, kind_of) for lane, spans in chosen.items()}
@@ -73,6 +74,7 @@ def timeline(
     begin, end = window[0] * whole_s, window[1] * whole_s
     seen = {lane: [s for s in spans if s.end_s - origin[lane] >= begin and s.start_s - origin[lane] <= end] for lane, spans in chosen.items()}
     bars = [(lane, bar) for lane, spans in seen.items() for bar in merge(spans, kind_of.__getitem__, max_bars=6000 // len(lanes))]
+    bars = _of_visible_rows(bars, (end - begin) / PIXELS)
     unit, scale = _time_unit(end)
     figure = go.Figure()
     for kind in KINDS:
@@ -84,7 +86,7 @@ def timeline(
     figure.update_yaxes(categoryorder="array", categoryarray=labels, autorange="reversed", showgrid=False, ticklabelstandoff=6, tickmode="linear")
     figure.update_xaxes(range=[begin * scale, end * scale] if end > begin else [0, 1])
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 8, "mode": "hide"})
-    return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3))
+    return _dress(figure, title, f"time [{unit}]", "", height=150 + 26 * max(len(labels), 3), top=94)
 
 
 def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int, float] | float | None = None, *, title: str = "Memory by rank") -> go.Figure:
@@ -103,7 +105,7 @@ def memory(by_rank: Mapping[int, Mapping[str, float]], usable_bytes: Mapping[int
     _write_above(figure, [label for label, _ in groups], [t * scale for t in totals], [f"<b>{nbytes(t)}</b>" for t in totals])
     figure.update_layout(barmode="stack", bargap=_gap(len(groups)))
     figure.update_xaxes(type="category")
-    _dress(figure, title, "rank", f"memory [{unit}]", height=420)
+    _dress(figure, title, "rank", f"memory [{unit}]", height=420, top=94)
     if usable_bytes:
         _capacity_line(figure, _smallest(usable_bytes), max(totals, default=0.0), scale)
     return figure
@@ -177,6 +179,14 @@ def _kind(actor: Actor) -> str:
     return actor.phase if actor.phase in KINDS else "F"
 
 
+def _of_visible_rows(bars: Sequence[tuple[str, Bar]], shortest_s: float) -> list[tuple[str, Bar]]:
+    taken_s: dict[tuple[str, int, str], float] = {}
+    for lane, bar in bars:
+        row = lane, bar.rank, bar.queue
+        taken_s[row] = taken_s.get(row, 0.0) + bar.end_s - bar.start_s
+    return [(lane, bar) for lane, bar in bars if taken_s[lane, bar.rank, bar.queue] >= shortest_s]
+
+
 def _bars_of_kind(kind: str, bars: Sequence[tuple[str, Bar]], origin: Mapping[str, float], scale: float, wide_s: float, named: bool) -> go.Bar:
     """All bars of one colour; a bar of several kinds is split in height by their busy shares, the first kind on top."""
     y, base, x, width, offset, text, hover = [], [], [], [], [], [], []
@@ -198,7 +208,7 @@ def _bars_of_kind(kind: str, bars: Sequence[tuple[str, Bar]], origin: Mapping[st
     )  # fmt: skip
 
 
-def _first_start_s(spans: Sequence[Spanlike], kind_of: Mapping[str, str]) -> float:
+def _first_start_s(spans: Sequence[Span], kind_of: Mapping[str, str]) -> float:
     """Where a lane's time begins: input is loaded ahead, while the step before still runs, and does not count."""
     return min((s.start_s for s in spans if kind_of[s.actor] != "io"), default=min((s.start_s for s in spans), default=0.0))
 
@@ -289,11 +299,11 @@ def _byte_unit(most: float) -> tuple[str, float]:
     return "KiB", 1 / 2.0**10
 
 
-def _dress(figure: go.Figure, title: str, x: str, y: str, height: int) -> go.Figure:
+def _dress(figure: go.Figure, title: str, x: str, y: str, height: int, top: int = 78) -> go.Figure:
     figure.update_layout(
         title={"text": title, "x": 0, "xref": "paper", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}, "font": {"size": 17}},
         template="plotly_white", height=height,
-        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": 94, "b": 50},
+        font={"family": FONT, "size": 13, "color": INK}, margin={"l": 10, "r": 20, "t": top, "b": 50},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"}, hoverlabel={"align": "left"},
     )  # fmt: skip
     figure.update_xaxes(title=x, automargin=True, gridcolor=GRID, zeroline=False)

@@ -30,8 +30,8 @@ def serve(port: int = DEFAULT_PORT, headless: bool = False) -> int:
     """
     _check_installed()
     _check_port(port)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     child = subprocess.Popen(command(port, headless), env=environment(), stdout=sys.stderr.fileno())
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         return child.wait()
     except KeyboardInterrupt:
@@ -40,6 +40,7 @@ def serve(port: int = DEFAULT_PORT, headless: bool = False) -> int:
         if child.poll() is None:
             child.terminate()
             child.wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def command(port: int, headless: bool) -> list[str]:

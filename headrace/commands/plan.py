@@ -13,6 +13,7 @@ from headrace.layouts import FITS, comm_table, describe, percent
 from headrace.progress import Progress
 from headrace.tables import Shown, Table
 from ir.cluster import Cluster
+from ir.errors import DoesNotFit
 from ir.plan import Plan
 from ir.units import count, seconds
 from planner.frontends.model import Model
@@ -25,12 +26,15 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     check_writable(args.output)
     model = planning.load(args.model)
     cluster = planning.load_cluster(args.cluster, progress)
-    found = planning.plan(
-        model, cluster, batch=args.batch, seq=args.seq, dtype=args.dtype, optimizer=args.optimizer, top=args.top, fix=args.fix,
-        memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress,
-    )  # fmt: skip
+    try:
+        found = planning.plan(
+            model, cluster, batch=args.batch, seq=args.seq, dtype=args.dtype, optimizer=args.optimizer, top=args.top, fix=args.fix,
+            memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress, cluster_name=args.cluster,
+        )  # fmt: skip
+    except DoesNotFit as error:
+        return Answer({**head(model, cluster), "plans": [], "missing": str(error)}, (), TOO_BIG, str(error))
     best = found.plans[0]
-    if args.output and best.predicted["fits"] != "no":
+    if args.output:
         write_json(args.output, best.to_json())
     exit_code = INTERRUPTED if found.interrupted else exit_code_of(best.predicted["fits"], args.strict)
     return Answer(document(model, cluster, found), _shown(model, cluster, found, args.output), exit_code, _complaint(best, exit_code))
@@ -40,35 +44,41 @@ def exit_code_of(fits: str, strict: bool) -> int:
     return TOO_BIG if fits == "no" else TIGHT if fits == "tight" and strict else 0
 
 
+def head(model: Model, cluster: Cluster) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION, "kind": "plans", "model": {"name": model.reference or model.name, "fingerprint": model.fingerprint},
+        "cluster": {"name": cluster.name, "fingerprint": cluster.fingerprint, "assumed": list(cluster.assumed)},
+    }  # fmt: skip
+
+
 def document(model: Model, cluster: Cluster, found: Result) -> dict[str, Any]:
     best = found.plans[0]
     return {
-        "schema_version": SCHEMA_VERSION, "kind": "plans", "model": {"name": best.model, "fingerprint": best.model_fingerprint},
-        "cluster": {"name": cluster.name, "fingerprint": cluster.fingerprint, "assumed": list(cluster.assumed)},
-        "batch": best.batch, "seq": best.seq, "dtype": best.dtype, "optimizer": dict(best.optimizer),
+        **head(model, cluster), "batch": best.batch, "seq": best.seq, "dtype": best.dtype, "optimizer": dict(best.optimizer),
         "plans": [entry(rank, plan) for rank, plan in enumerate(found.plans, 1)],
         "searched": found.searched, "evaluated": found.evaluated, "pruned": found.pruned, "seconds": found.seconds, "optimal": found.optimal, "gap": found.gap,
+        "interrupted": found.interrupted,
     }  # fmt: skip
 
 
 def entry(rank: int, plan: Plan) -> dict[str, Any]:
     """One of the "plans" of the document."""
     stages = [{"layers": [s.first, s.last], "ranks": list(s.ranks)} for s in plan.stages]
-    return {"rank": rank, **plan.predicted, "layout": dict(plan.layout), "stages": stages}
+    return {**plan.predicted, "rank": rank, "layout": dict(plan.layout), "stages": stages}
 
 
 def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) -> tuple[Shown, ...]:
     best = found.plans[0]
     what = f"{model.name} ({count(model.num_params)} parameters) on {cluster.name}, {cluster.num_devices} devices"
-    head = f"{what}: batch {best.batch}, {best.seq} tokens, {best.dtype}"
+    top = f"{what}: batch {best.batch}, {best.seq} tokens, {best.dtype}"
     assumed = tuple(f"assumed: {sentence}" for sentence in cluster.assumed)
     rows = tuple(_row(i, p.layout, p.predicted) for i, p in enumerate(found.plans, 1))
     table = Table("", ("", "layout", ">step", ">tokens/s/device", ">TFLOP/s/device", ">MFU", ">bubble", ">peak GiB", "memory"), rows)
     proof = "optimal in the searched space" if found.optimal else f"not proved optimal, gap at most {percent(found.gap)}"
     tail = f"{found.searched} candidates, {found.evaluated} evaluated, {found.pruned} pruned in {seconds(found.seconds)}; {proof}"
     why = f"1: {best.predicted['why']}"
-    wrote = (f"wrote {output}",) if output and best.predicted["fits"] != "no" else ()
-    return (head, *assumed, table, why, *((comm_table(best.predicted["comm"]),) if best.predicted.get("comm") else ()), tail, *wrote)
+    wrote = (f"wrote {output}",) if output else ()
+    return (top, *assumed, table, why, *((comm_table(best.predicted["comm"]),) if best.predicted.get("comm") else ()), tail, *wrote)
 
 
 def _row(rank: int, layout: Mapping[str, Any], p: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ def catalogue(name: str) -> Op:
     """The operator of this name; GraphError with near names where there is none."""
     found = CATALOGUE.get(name)
     if found is None:
-
         near = difflib.get_close_matches(name, CATALOGUE, n=3)
         raise GraphError(f"no operator `{name}` in the catalogue" + (f"; near: {', '.join(near)}" if near else ""))
     return found

@@ -9,7 +9,8 @@ import pytest
 
 from executor import measure as module
 from executor.exchange import exchange_s, firing_s, hop_s
-from executor.measure import Witness, measure, num_cores
+from executor.measure import Witness, measure, num_cores, op_table
+from executor.samples import Sample
 from executor.together import Timing, together
 from ir.cluster import Cluster
 from ir.errors import ExecutionError, InputError
@@ -38,6 +39,23 @@ def test_the_cluster_holds_the_tables_that_the_cost_model_reads(monkeypatch):
     assert cluster.profile["driver"]["firing_s"] > 0
     assert 0 < device.memory_bytes < 1e15
     assert said == ["matrix products", "memory", "operators", "transport between threads"]
+
+
+def test_the_fit_finds_what_a_kernel_costs():
+    """Made-up seconds give back launch, rate of bytes and, of attention, rate of flops; a small sample that took too long does not hide the rate."""
+
+    def timer(one: Sample) -> float:
+        return 3e-6 + 2e-9 * one.nbytes / {"float32": 4, "float64": 8}[one.dtype] + (5e-12 * one.flops if one.op.name == "attention" else 0.0)
+
+    for name, per_flop in (("gelu", 0.0), ("attention", 5e-12)):
+        table = op_table(module.CATALOGUE[name], timer)
+        assert table["launch_s"] == pytest.approx(3e-6, rel=1e-3)
+        for dtype in ("float32", "float64"):
+            assert table["s_per_element"][dtype] == pytest.approx(2e-9, rel=1e-6)
+            assert table["s_per_flop"][dtype] == pytest.approx(per_flop, rel=1e-6)
+    slow_start = op_table(module.CATALOGUE["gelu"], lambda one: 1.0)
+    assert slow_start["launch_s"] == 0.0
+    assert min(slow_start["s_per_element"].values()) > 0
 
 
 def test_more_devices_than_cores_are_refused():
@@ -77,7 +95,7 @@ def test_work_runs_on_every_thread_and_its_error_is_raised():
         return work
 
     timing = together([count(0), count(1)], 0.0)
-    assert min(calls) >= 4
+    assert min(calls) >= 5
     assert timing.seconds > 0
 
     def broken() -> None:

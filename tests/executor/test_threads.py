@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import sleep
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,41 @@ def test_p2p_crosses_in_both_directions_at_once():
     found = perform(w.program().check(), ["out0", "out1"], ["in0", "in1"], lambda i: i + 1.0)
     assert (found[0] == 2.0).all()
     assert (found[1] == 1.0).all()
+
+
+@pytest.mark.parametrize("kind", ["p2p", "all_gather"])
+def test_no_slot_is_freed_while_a_neighbour_still_reads_it(kind):
+    """The writer of rank 0's one slot is ready for the next microbatch at once; rank 1 copies late."""
+    w = Writer(4)
+    w.register("src0", 0, (2,))
+    w.register("dst1", 1, (2,) if kind == "p2p" else (4,))
+    w.compute("make", 0, "fill", (), ["src0"])
+    if kind == "p2p":
+        w.p2p("c", 0, 1, "src0", "dst1")
+    else:
+        w.register("src1", 1, (2,), clock="step", initial=1)
+        w.register("dst0", 0, (4,))
+        halves, both = shards((4,), 2, 0), whole((4,), 2)
+        w.collective("c", kind, (0, 1), ["src0", "src1"], ["dst0", "dst1"], halves, both)
+    w.compute("look", 1, "scale", ["dst1"], queue="look")
+    program = w.program().check()
+    device = NumpyBackend()
+    machine = Machine(program, 1)
+    buffers = Buffers(program, device)
+    transport = ThreadTransport(program, device, buffers, Access(machine, device, buffers))
+    seen = []
+    does = {a.name: transport.bind(a) for a in program.actors if a.channel}
+    late = "c.recv" if kind == "p2p" else "c@0"
+    copy = does[late]
+
+    def slowly(step, microbatch):
+        sleep(0.01)
+        copy(step, microbatch)
+
+    does[late] = slowly
+    does["make"] = lambda step, microbatch: buffers.slots["src0"][0].fill(microbatch + 1)
+    does["look"] = lambda step, microbatch: seen.append(float(buffers.slots["dst1"][0][0]))
+    driver = Driver(machine, device, 10.0)
+    driver.performs = [does[a.name] for a in program.actors]
+    list(driver.values())
+    assert seen == [1.0, 2.0, 3.0, 4.0]

@@ -16,8 +16,8 @@ from ir.errors import DoesNotFit, PlanError
 from planner.bounds import Bounds
 from planner.candidates import candidates
 from planner.check import check_plan
-from planner.evaluate import Evaluator, simulated_ranks
-from planner.lower import lower
+from planner.evaluate import Evaluator
+from planner.lower import lower, representatives
 from planner.search import PATIENCE, Result, evaluate_fixed, plan
 from planner.single import OPTIMIZERS
 from simulator.clusters import load_cluster
@@ -204,5 +204,6 @@ def test_another_layout_of_the_same_question() -> None:
 def test_devices_that_share_cores_are_simulated_all(local_document: Any) -> None:
     cost = CostModel(Cluster.from_json(local_document))
     assert cost.num_cores
-    assert simulated_ranks(found().plans[0], cost) is None
-    assert simulated_ranks(found().plans[0], CostModel(four())) == tuple(s.ranks[0] for s in found().plans[0].stages)
+    plan = found().plans[0]
+    assert representatives(plan, cost.cluster) == tuple(r for s in plan.stages for r in s.ranks)
+    assert representatives(plan, four()) == tuple(s.ranks[0] for s in plan.stages)

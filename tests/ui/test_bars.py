@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
+from ir.timeline import Span
 from ui.bars import NARROW, PIXELS, merge
 
 
-@dataclass(frozen=True)
-class Span:
-    actor: str
-    microbatch: int
-    start_s: float
-    end_s: float
-    rank: int = 0
-    queue: str = "compute"
-    step: int = 0
+def span(actor: str, microbatch: int, start_s: float, end_s: float, rank: int = 0, queue: str = "compute", step: int = 0) -> Span:
+    return Span(actor, step, microbatch, rank, queue, start_s, start_s, end_s)
 
 
 def kind(actor: str) -> str:
@@ -27,7 +19,7 @@ def kind(actor: str) -> str:
 def chain(*durations: tuple[str, int, float], rank: int = 0) -> list[Span]:
     out, t = [], 0.0
     for i, (name, microbatch, duration) in enumerate(durations):
-        out.append(Span(f"{name}.{i}", microbatch, t, t + duration, rank))
+        out.append(span(f"{name}.{i}", microbatch, t, t + duration, rank))
         t += duration
     return out
 
@@ -44,8 +36,8 @@ def test_neighbours_of_one_kind_and_microbatch_become_one_bar():
 
 def test_a_visible_gap_is_never_bridged():
     gap = 3.0 / PIXELS
-    apart = [Span("F.a", 0, 0.0, 1.0), Span("F.b", 0, 1.0 + 2 * gap, 3.0)]
-    close = [Span("F.a", 0, 0.0, 1.0), Span("F.b", 0, 1.0 + gap / 2, 3.0)]
+    apart = [span("F.a", 0, 0.0, 1.0), span("F.b", 0, 1.0 + 2 * gap, 3.0)]
+    close = [span("F.a", 0, 0.0, 1.0), span("F.b", 0, 1.0 + gap / 2, 3.0)]
     assert len(merge(apart, kind)) == 2
     assert len(merge(close, kind)) == 1
 
@@ -76,12 +68,12 @@ def test_thousands_of_spans_keep_their_busy_seconds_within_the_limit_of_bars():
 
 
 def test_rows_come_by_rank_and_queue_and_never_mix():
-    spans = [Span("F.a", 0, 0.0, 1.0, rank=1), Span("F.b", 0, 0.0, 1.0, rank=0, queue="z"), Span("F.c", 0, 1.0, 2.0, rank=0)]
+    spans = [span("F.a", 0, 0.0, 1.0, rank=1), span("F.b", 0, 0.0, 1.0, rank=0, queue="z"), span("F.c", 0, 1.0, 2.0, rank=0)]
     assert [(b.rank, b.queue) for b in merge(spans, kind, max_bars=1)] == [(0, "compute"), (0, "z"), (1, "compute")]
 
 
 def test_steps_are_not_pooled_under_one_microbatch_number():
-    spans = [Span("F.a", 0, 0.0, 1e-4, step=0), Span("F.b", 0, 1e-4, 2e-4, step=1), Span("F.c", 0, 2e-4, 1.0, step=1)]
+    spans = [span("F.a", 0, 0.0, 1e-4, step=0), span("F.b", 0, 1e-4, 2e-4, step=1), span("F.c", 0, 2e-4, 1.0, step=1)]
     assert [b.microbatch for b in merge(spans, kind, max_bars=1)] == [-1]
     assert [b.step for b in merge(spans, kind)] == [0, 1]
 

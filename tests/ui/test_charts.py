@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from headrace.layouts import describe
 from ir.program import Actor, Program
+from ir.timeline import Span
 from ir.units import GIB
 from ir.work import Work
 from ui import charts
 from ui.bars import KINDS
 
 
-@dataclass(frozen=True)
-class Span:
-    actor: str
-    start_s: float
-    end_s: float
-    rank: int = 0
-    queue: str = "compute"
-    microbatch: int = 0
-    step: int = 0
+def span(actor: str, start_s: float, end_s: float, rank: int = 0, queue: str = "compute", microbatch: int = 0, step: int = 0) -> Span:
+    return Span(actor, step, microbatch, rank, queue, start_s, start_s, end_s)
 
 
 KIND_OF = {"f": "F", "i": "I", "w": "W", "u": "U", "ar": "collective"}
 STEP = (
-    Span("f", 10.0, 10.2),
-    Span("i", 10.2, 10.6),
-    Span("u", 10.6, 10.7),
-    Span("ar", 10.4, 10.5, queue="comm.dp"),
-    Span("f", 10.1, 10.4, rank=1),
-    Span("f", 11.0, 11.3, step=1),
+    span("f", 10.0, 10.2),
+    span("i", 10.2, 10.6),
+    span("u", 10.6, 10.7),
+    span("ar", 10.4, 10.5, queue="comm.dp"),
+    span("f", 10.1, 10.4, rank=1),
+    span("f", 11.0, 11.3, step=1),
 )
 
 
@@ -65,22 +58,22 @@ def test_timeline_draws_the_chosen_step_ranks_and_window():
 
 
 def test_input_that_is_loaded_ahead_does_not_begin_the_step():
-    early = [Span("load", 1.0, 1.1), Span("load", 10.3, 10.4, queue="load"), *STEP]
+    early = [span("load", 1.0, 1.1), span("load", 10.3, 10.4, queue="load"), *STEP]
     figure = charts.timeline({"": early}, KIND_OF | {"load": "io"}, step=0)
     assert list(named(figure, "forward").base) == pytest.approx([0.0, 100.0])
     assert list(named(figure, "input and output").base) == pytest.approx([300.0])
 
 
 def test_two_lanes_lie_under_each_other_and_both_start_at_zero():
-    later = tuple(Span(s.actor, s.start_s + 5, s.end_s + 5, s.rank, s.queue, s.microbatch, s.step) for s in STEP)
+    later = tuple(s._replace(start_s=s.start_s + 5, end_s=s.end_s + 5) for s in STEP)
     figure = charts.timeline({"predicted": STEP, "measured": later}, KIND_OF, step=0, ranks=[0])
     assert list(figure.layout.yaxis.categoryarray)[:2] == ["rank 0 · compute · predicted", "rank 0 · compute · measured"]
     assert list(named(figure, "forward").base) == pytest.approx([0.0, 0.0])
 
 
 def test_a_bar_of_two_kinds_is_split_in_height_by_busy_share_and_idle_time_is_empty():
-    narrow = [Span("iw"[n % 2], n * 1e-4, n * 1e-4 + (2e-5 if n % 2 else 4e-5)) for n in range(100)]
-    figure = charts.timeline({"": [*narrow, Span("u", 0.01, 1.0)]}, KIND_OF)
+    narrow = [span("iw"[n % 2], n * 1e-4, n * 1e-4 + (2e-5 if n % 2 else 4e-5)) for n in range(100)]
+    figure = charts.timeline({"": [*narrow, span("u", 0.01, 1.0)]}, KIND_OF)
     inputs, weights = named(figure, "input gradient"), named(figure, "weight gradient")
     assert len(inputs.y) == len(weights.y) == 1
     assert inputs.width[0] / weights.width[0] == pytest.approx(2.0)
@@ -89,14 +82,22 @@ def test_a_bar_of_two_kinds_is_split_in_height_by_busy_share_and_idle_time_is_em
     assert weights.offset[0] + weights.width[0] == pytest.approx(charts.ROW / 2), "bars stand on the floor of their row"
 
 
+def test_a_row_on_which_nothing_can_be_seen_is_left_out():
+    figure = charts.timeline({"": [*STEP, span("ar", 10.3, 10.3, queue="comm.tp")]}, KIND_OF, step=0)
+    assert list(figure.layout.yaxis.categoryarray) == ["rank 0 · compute", "rank 0 · comm.dp", "rank 1 · compute"]
+    assert list(named(figure, "collective").y) == ["rank 0 · comm.dp"]
+    short = [span("ar", 10.1 + n / 10, 10.1002 + n / 10, queue="comm.tp") for n in range(3)]
+    assert "rank 0 · comm.tp" in charts.timeline({"": [*STEP, *short]}, KIND_OF, step=0).layout.yaxis.categoryarray
+
+
 def test_microbatch_numbers_stand_on_wide_bars_only():
-    spans = [Span("f", 0.0, 0.001, microbatch=3), Span("f", 0.5, 1.0, microbatch=7)]
+    spans = [span("f", 0.0, 0.001, microbatch=3), span("f", 0.5, 1.0, microbatch=7)]
     assert list(named(charts.timeline({"": spans}, KIND_OF), "forward").text) == ["", "7"]
 
 
 def test_an_actor_of_no_known_kind_is_an_error():
     with pytest.raises(KeyError, match="nobody"):
-        charts.timeline({"": [Span("nobody", 0.0, 1.0)]}, KIND_OF)
+        charts.timeline({"": [span("nobody", 0.0, 1.0)]}, KIND_OF)
 
 
 def test_an_empty_timeline_is_a_figure():
