@@ -61,9 +61,9 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     actors: list[Actor] = []
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}
+    slots = [schedule(plan.schedule).slots(i, len(stages), plan.num_microbatches) for i in range(len(stages))]
     for i, tasks in enumerate(stages):
-        slots = schedule(plan.schedule).slots(i, len(stages), plan.num_microbatches)
-        writer = _Writer(plan, stages, i, slots, frozenset(wanted))
+        writer = _Writer(plan, stages, i, slots[i], frozenset(wanted))
         for rank in tasks.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
@@ -74,7 +74,18 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
         "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": joint.graph.outputs[0],
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
+    split = any(map(is_split, slots))
+    passes = {a.name: _pass_of(a, split) for a in actors}
+    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
+
+
+def is_split(slots: Sequence[Slot]) -> bool:
+    """Whether input and weight gradients are passes of their own."""
+    return any(slot.kind in ("I", "W") for slot in slots)
+
+
+def _pass_of(actor: Actor, split: bool) -> str:
+    return actor.phase if actor.phase == "F" or (split and actor.phase == "W") else "B"
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -85,13 +96,13 @@ def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
     return tuple(r for s in plan.stages for r in (s.ranks if "num_cores" in cluster.profile else s.ranks[:1]))
 
 
-def stash(slots: tuple[Slot, ...]) -> int:
-    """The most microbatches whose forward has run and whose backward has not finished, over a stage's order."""
+def stash(slots: tuple[Slot, ...], written: str = "F", read: str = "W") -> int:
+    """The most microbatches for which part `written` has run and part `read` has not finished, over a stage's order; a slot B is I and W."""
     live = most = 0
     for slot in slots:
-        live += 1 if slot.kind == "F" else 0
+        live += slot.kind == written or (slot.kind == "B" and written == "I")
         most = max(most, live)
-        live -= 1 if slot.kind == "B" else 0
+        live -= slot.kind == read or (slot.kind == "B" and read in ("I", "W"))
     return most
 
 
@@ -111,7 +122,11 @@ class _Writer:
         self.plan, self.stages, self.stage, self.slots, self.present = plan, stages, stage, slots, present
         self.here = stages[stage]
         self.mesh: Mesh = self.here.mesh
-        self.all_tasks = tuple(t for part in self.here.tasks.values() for t in part)
+        tasks = self.here.tasks
+        self.of_slot = {"begin": tasks["begin"], "F": tasks["F"], "I": tasks["I"], "W": tasks["W"], "B": self.here.backward, "end": tasks["end"]}
+        if is_split(slots):
+            self.of_slot["B"] = [*tasks["I"], *tasks["W"]]
+        self.all_tasks = tuple(t for part in ("begin", "F", "B", "end") for t in self.of_slot[part])
         self.lives = self._lives()
         self.kernels: dict[tuple[Any, ...], Work] = {}
 
@@ -149,12 +164,13 @@ class _Writer:
         if value.clock == "step":
             return 1
         life = self.lives[value.name]
-        kept = stash(self.slots) if life.written == "F" and "B" in life.read else 1
+        last = next((part for part in ("W", "I") if part in life.read), life.written)
+        kept = stash(self.slots, life.written, last) if last != life.written else 1
         return min(kept + life.reads_in_flight, self.plan.num_microbatches)
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]
-        if value.clock == "microbatch" and life.written == "F" and "B" in life.read and value.memory != "input":
+        if value.clock == "microbatch" and life.written == "F" and life.read & {"I", "W"} and value.memory != "input":
             return "saved"
         return value.memory
 
@@ -171,7 +187,7 @@ class _Writer:
         found: dict[Queue, list[Firing]] = {}
 
         def list_part(part: str, microbatch: int) -> None:
-            for t in self.here.tasks[part]:
+            for t in self.of_slot[part]:
                 if self._has(t, rank):
                     found.setdefault((rank, t.queue), []).append((self._at(t.name, rank), microbatch))
 

@@ -1,7 +1,7 @@
 """From one step's graph and a plan to tasks: what every rank of a stage does, boxing and hops written out, in order.
 
 All ranks of a stage do the same tasks on their own shards (SPMD), so a stage is one list. A task belongs to a part of the step: `begin` (once, before the first
-microbatch), `F` and `B` (once a microbatch), `end` (once, after the last). A value is a tensor in one placement on one stage; a re-shard makes a new value of
+microbatch), `F`, `I` and `W` (once a microbatch: forward, recomputation and input gradients, weight gradients), `end` (once, after the last). A value is a tensor in one placement on one stage; a re-shard makes a new value of
 the same tensor, and whoever needs the same placement in the same part of the step reads the same value.
 """
 
@@ -22,7 +22,10 @@ from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
 
-PARTS = ("begin", "F", "B", "end")
+PARTS = ("begin", "F", "I", "W", "end")
+
+READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "end": ("end",)}
+"""In each part, the parts whose re-shards it reads: weight gradients may run much later than input gradients, never before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,21 @@ class Task:
     phase: str = "F"
     layer: int = 0
     clock: str = "microbatch"
+    number: int = 0
 
 
 @dataclass
 class StageTasks:
-    """One stage's mesh, values by name and tasks by part."""
+    """One stage's mesh, values by name and tasks by part. `Task.number` tells the order in which the parts were written, across them."""
 
     mesh: Mesh
     values: dict[str, Value] = field(default_factory=dict)
     tasks: dict[str, list[Task]] = field(default_factory=lambda: {part: [] for part in PARTS})
+
+    @property
+    def backward(self) -> list[Task]:
+        """The tasks of the parts I and W in the order in which they were written: each weight gradient right after its input gradient."""
+        return sorted((*self.tasks["I"], *self.tasks["W"]), key=lambda t: t.number)
 
 
 def place(joint: Joint, plan: Plan) -> tuple[StageTasks, ...]:
@@ -88,6 +97,7 @@ class _Placer:
         self.wide = DTYPE_BYTES[plan.dtype] < 4
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
+        self.num_tasks = 0
         self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
         self.uses: dict[str, list[int]] = {}
         self.boxed: set[str] = set()
@@ -129,9 +139,14 @@ class _Placer:
         self.made[stage, tensor.name, nd, part] = name
         return name
 
+    def _made(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str | None:
+        """The value of a tensor in a placement that this part may read, if there is one."""
+        return next((self.made[key] for p in READS_FROM[part] if (key := (stage, tensor, nd, p)) in self.made), None)
+
     def _task(self, stage: int, part: str, kind: str, op: str, name: str, **more: Any) -> None:
         clock = "step" if part in ("begin", "end") else "microbatch"
-        self.stages[stage].tasks[part].append(Task(name, part, more.pop("queue", "compute"), kind, op, clock=clock, **more))
+        self.num_tasks += 1
+        self.stages[stage].tasks[part].append(Task(name, part, more.pop("queue", "compute"), kind, op, clock=clock, number=self.num_tasks, **more))
 
     def _hub(self, tensor: str) -> NdSbp:
         """Where the tensor exists once: a forward value at its hub's value placement, a cotangent where it is summed."""
@@ -151,7 +166,7 @@ class _Placer:
     ) -> str:  # fmt: skip
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
         for step in self._steps(stage, tensor, have, want):
-            known = self.made.get((stage, tensor.name, step.dst, part))
+            known = self._made(stage, tensor.name, step.dst, part)
             if known is None:
                 known = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
                 self._step(stage, tensor, have, known, step, part, like, waits)
@@ -188,7 +203,7 @@ class _Placer:
 
     def _node(self, node: Node) -> None:
         stage = self.plan.stage_of(node.layer)
-        part = "F" if node.phase == "F" else "B"
+        part = node.phase if node.phase in ("F", "W") else "I"
         op = self.graph.op(node)
         rules = self._rules(node, op)
         ins, outs = nd_placements(rules, op)
@@ -252,15 +267,15 @@ class _Placer:
         if spec.role == "param":
             place = self.plan.params[tensor].held
             held = self.made[stage, tensor, place, "begin"]
-            return self.made.get((stage, tensor, nd, part)) or self._box(stage, spec, held, nd, part, node, waits=self._two_layers_ago(stage, part, node.layer))
-        found = self.made.get((stage, tensor, nd, part))
-        if found is None and part == "B" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
+            return self._made(stage, tensor, nd, part) or self._box(stage, spec, held, nd, part, node, waits=self._two_layers_ago(stage, part, node.layer))
+        found = self._made(stage, tensor, nd, part)
+        if found is None and part != "F" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
             # What the forward node read is kept for the backward as it was.
             found = self.made.get((stage, tensor, nd, "F"))
         if found is not None:
             return found
         hub = self._hub(tensor)
-        have = self.made.get((stage, tensor, hub, part)) or self.made.get((stage, tensor, hub, "F"))
+        have = self._made(stage, tensor, hub, part) or self.made.get((stage, tensor, hub, "F"))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         return self._box(stage, spec, have, nd, part, node)
@@ -309,7 +324,7 @@ class _Placer:
 
     def _accumulator(self, stage: int, tensor: str, nd: NdSbp) -> str:
         spec = replace(self.graph.tensors[tensor], name=f"{tensor}@acc", dtype=self.state_dtype)
-        return self._value(stage, spec, nd, "B", clock="step", memory="gradient")
+        return self._value(stage, spec, nd, "W", clock="step", memory="gradient")
 
     def _reduce_grads(self, stage: int) -> dict[str, str]:
         """For each parameter of the stage the value of its whole gradient at its state's placement, in the order in which the backward completes them."""
@@ -322,7 +337,7 @@ class _Placer:
             place = self.plan.params[p.name]
             parts = []
             for contribution in self.joint.grads.get(p.name, ()):
-                acc = self.made.get((stage, f"{contribution}@acc", place.grad, "B"))
+                acc = self.made.get((stage, f"{contribution}@acc", place.grad, "W"))
                 if acc is not None:
                     spec = self.stages[stage].values[acc].tensor
                     parts.append(self._box(stage, spec, acc, place.state, "end", None, clock="step", memory="gradient"))
