@@ -14,7 +14,7 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph
-from planner.schedules import SCHEDULES
+from planner.schedules import LOWERED
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 """What `--fix` may hold besides tensor placements."""
@@ -49,8 +49,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    if "schedule" in out and out["schedule"] not in SCHEDULES:
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}")
+    if "schedule" in out and out["schedule"] not in LOWERED:
+        raise PlanError(f"--fix schedule={out['schedule']}: a plan can have {', '.join(LOWERED)}")
     if out.get("recompute", "none") not in ("none", "full"):
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
     if out.get("zero", 0) not in (0, 1, 2, 3):

@@ -10,18 +10,24 @@ from ir.graph import Graph, Node
 from ir.op import nd_placements
 from ir.plan import Plan
 from ir.sbp import format_nd
-from planner.schedules import schedule
+from planner.schedules import LOWERED, schedule
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
     """Returns the plan, or raises PlanError. `graph` is the forward graph of one microbatch."""
     _check_sizes(plan)
     _check_stages(graph, plan)
-    schedule(plan.schedule)
+    _check_schedule(plan)
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
     return plan
+
+
+def _check_schedule(plan: Plan) -> None:
+    if plan.schedule not in LOWERED:
+        raise PlanError(f"schedule `{plan.schedule}` cannot be written as a program; a plan can have {', '.join(LOWERED)}")
+    schedule(plan.schedule).legal(len(plan.stages), plan.num_microbatches)
 
 
 def _check_sizes(plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,7 +99,7 @@ class Evaluator:
         placed = search(
             graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=schedule(c.schedule).stash(0, c.pp, c.num_microbatches), recompute=recompute, optimizer=self.optimizer["name"],
+            in_flight=math.ceil(schedule(c.schedule).stash(0, c.pp, c.num_microbatches)), recompute=recompute, optimizer=self.optimizer["name"],
             space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
         stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(bounds.stages(c.pp)))

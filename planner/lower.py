@@ -62,7 +62,7 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}
     for i, tasks in enumerate(stages):
-        slots = schedule(plan.schedule).slots(i, len(stages), plan.num_microbatches)
+        slots = schedule(plan.schedule).orders(len(stages), plan.num_microbatches)[i]
         writer = _Writer(plan, stages, i, slots, frozenset(wanted))
         for rank in tasks.mesh.ranks:
             if rank in wanted:
