@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:
-        """The distinct sets of ranks that hold stages, in order of their first stage: the pipeline's ranks. A site holds several stages where they are virtual."""
+        """The distinct sets of ranks that hold stages, in order of their first stage: the pipeline's ranks. Where stages are virtual, one holds several."""
         return tuple(dict.fromkeys(s.ranks for s in self.stages))
 
     @property

@@ -59,6 +59,7 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
     slots = schedule(plan.schedule).orders(len(sites), plan.num_microbatches, len(plan.stages) // len(sites))
+    chained = len(sites) == len(plan.stages) and not schedule(plan.schedule).splits
     actors: list[Actor] = []
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}
@@ -74,7 +75,7 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
     }  # fmt: skip
     return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
 
