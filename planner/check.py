@@ -21,7 +21,7 @@ def check_plan(graph: Graph, plan: Plan) -> Plan:
     _check_sizes(plan)
     _check_mesh(plan)
     _check_stages(graph, plan)
-    schedule(plan.schedule)
+    _check_schedule(plan)
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
@@ -51,10 +51,10 @@ def _check_mesh(plan: Plan) -> None:
 
 
 def _check_stages(graph: Graph, plan: Plan) -> None:
-    ranks = Counter(r for s in plan.stages for r in s.ranks)
+    ranks = Counter(r for site in plan.sites for r in site)
     twice = [r for r, n in ranks.items() if n > 1]
     if twice:
-        raise PlanError(f"rank {twice[0]} stands in {ranks[twice[0]]} places; give every rank one stage")
+        raise PlanError(f"rank {twice[0]} stands in {ranks[twice[0]]} places; stages have the same ranks or none in common")
     if any(len(s.ranks) != math.prod(plan.mesh_shape) for s in plan.stages):
         raise PlanError(f"every stage needs {math.prod(plan.mesh_shape)} ranks for mesh {dict(zip(plan.axes, plan.mesh_shape, strict=True))}")
     cuts = [0, *(s.last for s in plan.stages)]
@@ -63,6 +63,21 @@ def _check_stages(graph: Graph, plan: Plan) -> None:
         raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
     if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
         raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+
+
+def _check_schedule(plan: Plan) -> None:
+    """Whether the schedule takes these sizes, and every stage lies where the schedule runs it."""
+    chosen, sites = schedule(plan.schedule), plan.sites
+    num_chunks, left = divmod(len(plan.stages), len(sites))
+    if left:
+        raise PlanError(f"{len(plan.stages)} stages on {len(sites)} pipeline ranks: give every rank the same number of stages")
+    if chosen.num_chunks(num_chunks) != num_chunks:
+        raise PlanError(f"schedule `{plan.schedule}` puts {chosen.num_chunks(num_chunks)} stages on a rank; the plan puts {num_chunks}")
+    chosen.legal(len(sites), plan.num_microbatches, num_chunks)
+    for i, stage in enumerate(plan.stages):
+        wanted = chosen.rank_of(i, len(sites))
+        if stage.ranks != sites[wanted]:
+            raise PlanError(f"stage {i} lies on ranks {stage.ranks}; schedule `{plan.schedule}` runs it on pipeline rank {wanted}, ranks {sites[wanted]}")
 
 
 def _check_node(graph: Graph, plan: Plan, node: Node) -> None:
