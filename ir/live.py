@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.net import Net, compile_net, consumption, production
+from ir.net import Net, consumption, production
 from ir.program import Program
 from ir.timed import check_belongs
 
@@ -55,7 +55,7 @@ class LiveMemory:
 def live_memory(timeline: Timeline, program: Program) -> tuple[LiveMemory, ...]:
     """Every rank's memory over the whole timeline, in order of rank. Raises InputError where the timeline is of another program."""
     check_belongs(timeline, program)
-    net = compile_net(program)
+    net = program.net
     lives: dict[int, list[tuple[float, str, int]]] = {rank: [] for rank in sorted({*program.ranks, *(r.rank for r in program.registers)})}
     for rank, memory, opened, closed, nbytes in _lives(timeline, net):
         lives[rank] += [(opened, memory, nbytes), (closed, memory, -nbytes)]

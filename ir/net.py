@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ir.program import Program, Queue, Register
@@ -28,9 +29,9 @@ class Edge(NamedTuple):
     register: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Net:
-    """A Program in integers. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
+    """A Program in integers, not to be changed. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
 
     `start[q] .. start[q + 1]`: nodes of queue q. `actor`, `microbatch`, `queue`, `group`: by node. `nodes`: by actor, then microbatch; empty where the actor's
     rank is not held. `members`: nodes of every group, in order of rank. `producer` (-1: none) and `readers`: actors, by register.
@@ -56,6 +57,11 @@ class Net:
         """(the node after this one in its queue, 1 where that is in the next step)."""
         queue = self.queue[node]
         return (node + 1, 0) if node + 1 < self.start[queue + 1] else (self.start[queue], 1)
+
+    @cached_property
+    def waits(self) -> list[tuple[int, int, int]]:
+        """(src, dst, offset) of all edges that the orders of the queues do not already imply."""
+        return needed(self, edges(self))
 
 
 def compile_net(program: Program, ranks: Collection[int] | None = None) -> Net:
@@ -190,7 +196,7 @@ def needed(net: Net, found: Iterable[Edge]) -> list[tuple[int, int, int]]:
 def awaited(net: Net) -> list[list[tuple[int, int]]]:
     """For each node the (src, offset) in other queues of its rank that it waits for, as far as no queue's order implies them."""
     out: list[list[tuple[int, int]]] = [[] for _ in range(net.num_nodes)]
-    for src, dst, offset in needed(net, edges(net)):
+    for src, dst, offset in net.waits:
         out[dst].append((src, offset))
     return out
 

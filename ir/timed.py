@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ir.errors import InputError
-from ir.net import awaited, compile_net
+from ir.net import awaited
 from ir.program import Actor, Program
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _together(t: Timed, joint: tuple[float, float]) -> Timed:
 
 def _ready(spans: Sequence[Span], program: Program) -> list[float]:
     """For each span the latest end of all that it had to wait for on its own rank; the first start of all where there is nothing."""
-    net = compile_net(program)
+    net = program.net
     incoming = awaited(net)
     for node in range(net.num_nodes):
         after, offset = net.next_in_queue(node)

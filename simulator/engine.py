@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
 from ir.program import Actor, Program
@@ -14,6 +16,7 @@ from ir.timeline import Span, Timeline
 from simulator.contention import Cores, Links
 from simulator.cost import CostModel
 from simulator.routes import Edge
+from simulator.sweep import compile_sweep
 
 
 class Event(NamedTuple):
@@ -46,6 +49,11 @@ class Prices:
     firing_s: float = 0.0
     wake_s: float = 0.0
 
+    @property
+    def are_fixed(self) -> bool:
+        """Whether an action takes the same whatever else runs."""
+        return not (self.firing_s or self.wake_s or any(self.cores) or any(self.links))
+
 
 def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: bool = False) -> Timeline:
     """The predicted Timeline of `steps` steps of a program that passed `check()`; the same bytes for the same input.
@@ -54,12 +62,37 @@ def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: boo
     fullest link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
     """
     prices = price(program, cost, share_links)
+    spans = swept(program, prices, steps) if steps and prices.are_fixed else performed(program, prices, steps)
+    return Timeline("predicted", spans, {"program": program.fingerprint, "cluster": cost.cluster.name, "cluster_fingerprint": cost.cluster.fingerprint})
+
+
+def performed(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
+    """The spans of `events`."""
     actors = program.actors
-    spans = tuple(
+    return tuple(
         Span(actors[a.actor].name, a.step, a.microbatch, actors[a.actor].rank, actors[a.actor].queue, issued_s, start_s, end_s)
         for a, issued_s, start_s, end_s in events(program, prices, steps)
     )
-    return Timeline("predicted", spans, {"program": program.fingerprint, "cluster": cost.cluster.name, "cluster_fingerprint": cost.cluster.fingerprint})
+
+
+def swept(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
+    """The same spans where prices are fixed, without events."""
+    sweep = compile_sweep(program, steps)
+    start, end = sweep.times(prices.seconds, prices.added or None)
+    num, net = sweep.num_firings, program.net
+    before = np.arange(num) - 1
+    before[net.start[:-1]] = np.array(net.start[1:]) - 1
+    issued = end[:, before]
+    issued[1:, net.start[:-1]] = issued[:-1, net.start[:-1]]
+    issued[0, net.start[:-1]] = 0.0
+    order = np.lexsort((np.arange(steps * num), start.ravel(), end.ravel()))
+    step, firing = np.divmod(order, num)
+    names, ranks, queues = ([getattr(a, field) for a in program.actors] for field in ("name", "rank", "queue"))
+    actor = sweep.actor[firing].tolist()
+    columns = (step, sweep.microbatch[firing], issued.ravel()[order], start.ravel()[order], end.ravel()[order])
+    steps_, microbatches, *times = (c.tolist() for c in columns)
+    rows = zip([names[a] for a in actor], steps_, microbatches, [ranks[a] for a in actor], [queues[a] for a in actor], *times, strict=True)
+    return tuple(map(Span._make, rows))
 
 
 def price(program: Program, cost: CostModel, share_links: bool = False) -> Prices:
@@ -109,7 +142,10 @@ def _num_threads(kind: str) -> float:
 
 
 def events(program: Program, prices: Prices, steps: int) -> tuple[Event, ...]:
-    """Every action of `steps` steps, in the order in which they finish; Deadlock with the Machine's story where nothing can run any more."""
+    """Every action of `steps` steps in the order in which they finish; at one moment, in that in which they start, then by step and place in `ir.net`.
+
+    Deadlock with the Machine's story where nothing can run any more.
+    """
     return _Run(program, prices, steps).run()
 
 
@@ -160,6 +196,8 @@ class _Run:
                 self._begin(queues, now_s, by)
         if not self.machine.done:
             raise Deadlock(self.machine.story())
+        nodes = self.machine.net.nodes
+        done.sort(key=lambda e: (e.end_s, e.start_s, e.action.step, nodes[e.action.actor][e.action.microbatch]))
         return tuple(done)
 
     def _next(self) -> tuple[float, int]:
