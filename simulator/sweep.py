@@ -8,10 +8,9 @@ predecessor lies a fixed distance back, whatever the step, and what would lie be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -26,14 +25,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 WIDE = 48
-"""Groups a level from which on arrays are quicker than a list: a level costs some 8 µs, an entry of a list 0.15 µs (`benchmarks/engine.py`)."""
+"""Groups a level from which on arrays are quicker than a list for one timing: a level costs some 8 µs, an entry of a list 0.15 µs."""
 
 BATCH = 256
 """Timings that are gone through at once: rows of 2 KiB, of which the recent ones stay in the cache."""
 
 
-class Level(NamedTuple):
-    """Groups `first .. last` that wait for none of each other. `before[j]`: the j-th predecessor, as a row of the window, of as many of them as have one."""
+class Block(NamedTuple):
+    """Places `first .. last` that are timed together. `before[j]`: the j-th predecessor, as a row of the window, of the first so many of them."""
 
     first: int
     last: int
@@ -46,7 +45,10 @@ class Sweep:
 
     By firing of a step, in the order of `ir.net`: `actor` (index in `program.actors`), `microbatch`, and `place`, where its group stands in the order of
     computation. By place: `unit`, whose duration it takes (a channel or a lone actor; `units` lists their actors), and `adds`, whether it is not the first of
-    its actor in a step. `distances[i]`: how far back the predecessors of place i lie. `window` rows are kept before a step.
+    its actor in a step. `distance[begin[i] .. begin[i + 1]]`: how far back the predecessors of place i lie, nearest first; `window` is the furthest.
+
+    `bounds` cuts the places into blocks. In a level none waits for another (`by_level`); in a run each after the first waits for the one before it alone.
+    `ends`: places of the firings with which the queues end a step.
 
     >>> from ir.work import Work
     >>> from ir.program import Actor, Program, Register
@@ -69,10 +71,11 @@ class Sweep:
     unit: Ints
     adds: NDArray[np.bool_]
     units: tuple[tuple[int, ...], ...]
-    distances: tuple[tuple[int, ...], ...]
-    levels: tuple[Level, ...]
-    last: Ints
-    window: int
+    begin: Ints
+    distance: Ints
+    bounds: Ints
+    by_level: bool
+    ends: Ints
 
     @property
     def num_firings(self) -> int:
@@ -82,7 +85,11 @@ class Sweep:
     @property
     def is_wide(self) -> bool:
         """Whether one timing is quicker by levels."""
-        return len(self.unit) >= WIDE * len(self.levels)
+        return self.by_level and len(self.unit) >= WIDE * (len(self.bounds) - 1)
+
+    @cached_property
+    def window(self) -> int:
+        return int(self.distance.max(initial=0))
 
     def times(self, seconds: ArrayLike, added: ArrayLike | None = None) -> tuple[Floats, Floats]:
         """(start, end) of every firing, of shape (steps, firings of a step).
@@ -141,7 +148,28 @@ class Sweep:
     @cached_property
     def _back(self) -> list[tuple[int, int, tuple[int, ...]]]:
         """By place, its predecessors as negative places of a list that ends just before it: two, and what more there are."""
-        return [(-d[0], -d[-1], tuple(-x for x in d[1:-1])) for d in self.distances]
+        first, last = self.begin[:-1], self.begin[1:] - 1
+        more: list[tuple[int, ...]] = [()] * len(first)
+        for i in np.flatnonzero(last - first > 1).tolist():
+            more[i] = tuple((-self.distance[first[i] + 1 : last[i]]).tolist())
+        return list(zip((-self.distance[first]).tolist(), (-self.distance[last]).tolist(), more, strict=True))
+
+    @cached_property
+    def _blocks(self) -> tuple[Block, ...]:
+        """Places of a level stand with most predecessors first; of a run only the first has others than the place before it."""
+        out, rows = [], self.window + np.repeat(np.arange(len(self.unit)), np.diff(self.begin)) - self.distance
+        for first, last in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            begin = self.begin[first : (last if self.by_level else first + 1) + 1]
+            degree = np.diff(begin)
+            out.append(Block(first, last, tuple(rows[begin[:-1][degree > j] + j] for j in range(degree[0]))))
+        return tuple(out)
+
+    @cached_property
+    def _carried(self) -> Ints:
+        """Rows of the window before a step that anything of this step or a later one waits for."""
+        rows = np.unique(self.window + np.repeat(np.arange(len(self.unit)), np.diff(self.begin)) - self.distance)
+        rows = rows[rows < self.window]
+        return np.unique(np.concatenate([np.arange(r, self.window, len(self.unit)) for r in rows.tolist()]))
 
     def _by_list(self, taken: Floats) -> tuple[Floats, Floats]:
         ends, starts = [0.0] * self.window, list[float]()
@@ -164,7 +192,7 @@ class Sweep:
         ends, starts = np.zeros(kept + self.steps * num), np.empty((self.steps, num))
         for k in range(self.steps):
             here = ends[k * num : (k + 1) * num + kept]
-            for first, last, before in self.levels:
+            for first, last, before in self._blocks:
                 start = starts[k, first:last]
                 _latest(here, before, start)
                 np.add(start, taken[first:last], out=here[kept + first : kept + last])
@@ -174,14 +202,27 @@ class Sweep:
         """Writes when each step is complete, of shape (steps, timings)."""
         num, kept, rows = len(self.unit), self.window, self._rows(table)
         ends = np.zeros((kept + num, table.shape[1]))
+        perform = self._levels if self.by_level else self._runs
         for k in range(self.steps):
             if k:
-                ends[:kept] = ends[num:].copy()
-            for first, last, before in self.levels:
-                here = ends[kept + first : kept + last]
-                _latest(ends, before, here)
-                here += table[rows[first:last]]
-            ends[kept + self.last].max(axis=0, out=out[k])
+                ends[self._carried] = ends[self._carried + num]
+            perform(ends, table, rows)
+            ends[kept + self.ends].max(axis=0, out=out[k])
+
+    def _levels(self, ends: Floats, table: Floats, rows: Ints) -> None:
+        for first, last, before in self._blocks:
+            here = ends[self.window + first : self.window + last]
+            _latest(ends, before, here)
+            here += table[rows[first:last]]
+
+    def _runs(self, ends: Floats, table: Floats, rows: Ints) -> None:
+        """An accumulated sum adds one after another, as the definition does."""
+        for first, last, before in self._blocks:
+            here = ends[self.window + first : self.window + last]
+            np.take(table, rows[first:last], axis=0, out=here, mode="clip")
+            here[0] += ends[before[0]][0] if len(before) == 1 else ends[np.concatenate(before)].max(axis=0)
+            if len(here) > 1:
+                np.add.accumulate(here, axis=0, out=here)
 
 
 def _latest(ends: Floats, before: Sequence[Ints], out: Floats) -> None:
@@ -204,21 +245,17 @@ def compile_sweep(program: Program, steps: int = 1) -> Sweep:
     level = _levels(len(net.members), src[offset == 0], dst[offset == 0])
     if level is None:
         raise Deadlock(_story(program))
-    degree = np.bincount(dst, minlength=len(level))
-    order = np.lexsort((-degree, level))
+    by_level, order, bounds = _order(level, src, dst, offset)
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    distances = _distances(place[dst], place[dst] + offset * len(order) - place[src], degree[order])
-    window = max((d[-1] for d in distances), default=0)
-    bounds = np.searchsorted(level[order], np.arange(level.max(initial=-1) + 2)).tolist()
-    levels = tuple(_level(first, last, distances, window) for first, last in zip(bounds, bounds[1:], strict=False))
+    at, distance = place[dst], place[dst] + offset * len(order) - place[src]
+    begin = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(order)))])
     actor, microbatch, group = (np.array(x, np.intp) for x in (net.actor, net.microbatch, net.group))
-    heads = np.array([net.members[g][0] for g in order.tolist()], np.intp)
+    heads = np.array([members[0] for members in net.members], np.intp)[order]
+    ends = place[group[np.array(net.start[1:], np.intp) - 1]]
     units, unit_of = _units(program)
-    return Sweep(
-        steps, actor, microbatch, place[group], unit_of[actor[heads]], ~_opens(net)[heads], units, distances, levels, place[group[np.array(net.start[1:]) - 1]],
-        window,
-    )  # fmt: skip
+    unit, adds, distance = unit_of[actor[heads]], ~_opens(net)[heads], distance[np.lexsort((distance, at))]
+    return Sweep(steps, actor, microbatch, place[group], unit, adds, units, begin, distance, bounds, by_level, ends)
 
 
 def _edges(net: Net) -> tuple[Ints, Ints, Ints]:
@@ -257,18 +294,31 @@ def _levels(num: int, src: Ints, dst: Ints) -> Ints | None:
     return np.array(level, np.intp) if len(ready) == num else None
 
 
-def _distances(dst: Ints, distance: Ints, degree: Ints) -> tuple[tuple[int, ...], ...]:
-    """By place the distances back to its predecessors, nearest first."""
-    listed = distance[np.lexsort((distance, dst))].tolist()
-    ends = np.cumsum(degree).tolist()
-    return tuple(tuple(listed[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+def _order(level: Ints, src: Ints, dst: Ints, offset: Ints) -> tuple[bool, Ints, Ints]:
+    """(whether by levels, groups in order of computation, where each block of them begins and the last ends), with as few blocks as can be."""
+    degree = np.bincount(dst, minlength=len(level))
+    follower = _followers(degree, src, dst, offset)
+    heads = np.setdiff1d(np.arange(len(level)), follower)
+    num_levels = int(level.max(initial=-1)) + 1
+    if num_levels <= len(heads):
+        order = np.lexsort((-degree, level))
+        return True, order, np.searchsorted(level[order], np.arange(num_levels + 1))
+    after, chained, bounds = follower.tolist(), list[int](), [0]
+    for g in heads[np.argsort(level[heads], kind="stable")].tolist():
+        while g >= 0:
+            chained.append(g)
+            g = after[g]
+        bounds.append(len(chained))
+    return False, np.array(chained, np.intp), np.array(bounds, np.intp)
 
 
-def _level(first: int, last: int, distances: Sequence[tuple[int, ...]], window: int) -> Level:
-    """Places of a level stand with most predecessors first."""
-    rows = [[window + first + i - d for d in distances[first + i]] for i in range(last - first)]
-    most = len(rows[0])
-    return Level(first, last, tuple(np.array([r[j] for r in rows if len(r) > j], np.intp) for j in range(most)))
+def _followers(degree: Ints, src: Ints, dst: Ints, offset: Ints) -> Ints:
+    """By group the one that comes next in its run: it waits, in the same step, for this group alone; -1 where there is none. Of several the nearest."""
+    alone = np.flatnonzero((degree[dst] == 1) & (offset == 0))
+    alone = alone[np.argsort(-np.abs(dst[alone] - src[alone]), kind="stable")]
+    out = np.full(len(degree), -1, np.intp)
+    out[src[alone]] = dst[alone]
+    return out
 
 
 def _units(program: Program) -> tuple[tuple[tuple[int, ...], ...], Ints]:
