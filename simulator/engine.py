@@ -150,21 +150,15 @@ def events(program: Program, prices: Prices, steps: int) -> tuple[Event, ...]:
 
 
 @dataclass(slots=True)
-class _Job:
-    """Actions that start and end together."""
-
-    actions: list[tuple[Action, float]]
-    start_s: float
-
-
-@dataclass(slots=True)
 class _Run:
+    """One run of the events. `jobs`: by number, actions that start and end together, each with the moment it was issued, and their start."""
+
     program: Program
     prices: Prices
     steps: int
     machine: Machine = field(init=False)
     heap: list[tuple[float, int]] = field(default_factory=list)
-    jobs: dict[int, _Job] = field(default_factory=dict)
+    jobs: dict[int, tuple[list[tuple[Action, float]], float]] = field(default_factory=dict)
     waiting: dict[int, list[tuple[Action, float]]] = field(default_factory=dict)
     head_s: list[float] = field(init=False)
     queue_of: list[int] = field(init=False)
@@ -183,17 +177,19 @@ class _Run:
     def run(self) -> tuple[Event, ...]:
         done: list[Event] = []
         self._begin(self.machine.startable, 0.0, -1)
+        finish, head_s, queue_of = self.machine.finish, self.head_s, self.queue_of
         while self.jobs:
             now_s, number = self._next()
-            job = self.jobs.pop(number)
+            actions, start_s = self.jobs.pop(number)
             woken = []
-            for action, issued_s in job.actions:
-                queue = self.queue_of[action.actor]
-                self.head_s[queue] = now_s
-                done.append(Event(action, issued_s, job.start_s, now_s))
-                woken.append((self.machine.finish(action), queue))
+            for action, issued_s in actions:
+                queue = queue_of[action.actor]
+                head_s[queue] = now_s
+                done.append(Event(action, issued_s, start_s, now_s))
+                woken.append((finish(action), queue))
             for queues, by in woken:
-                self._begin(queues, now_s, by)
+                if queues:
+                    self._begin(queues, now_s, by)
         if not self.machine.done:
             raise Deadlock(self.machine.story())
         nodes = self.machine.net.nodes
@@ -205,14 +201,14 @@ class _Run:
         now_s = self.heap[0][0] if self.heap else float("inf")
         pool: Cores | Links | None = None
         for one in self.pools:
-            if one.next_s() < now_s:
-                now_s, pool = one.next_s(), one
+            if (next_s := one.next_s()) < now_s:
+                now_s, pool = next_s, one
         return heapq.heappop(self.heap) if pool is None else (now_s, pool.pop())
 
     def _begin(self, queues: Sequence[int], now_s: float, by: int) -> None:
-        prices = self.prices
+        prices, start = self.prices, self.machine.start
         for queue in queues:
-            action = self.machine.start(queue)
+            action = start(queue)
             channel = prices.channel[action.actor]
             member = (action, self.head_s[queue])
             if channel < 0:
@@ -231,12 +227,11 @@ class _Run:
         seconds = prices.seconds[actor]
         if prices.added and prices.added[actor] and actions[0][0].microbatch != prices.opens[actor]:
             seconds += prices.added[actor]
-        self.jobs[number] = _Job(actions, start_s)
-        demand = sum(prices.cores[a.actor] for a, _ in actions)
+        self.jobs[number] = actions, start_s
         links = prices.links[actor]
         if links:
             self.links.add(now_s, number, start_s - now_s + seconds, links)
-        elif demand:
+        elif prices.num_cores and (demand := sum(prices.cores[a.actor] for a, _ in actions)):
             self.cores.add(now_s, number, start_s - now_s + seconds, demand)
         else:
             heapq.heappush(self.heap, (start_s + seconds, number))
