@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
@@ -68,31 +69,44 @@ def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: boo
 
 def performed(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
     """The spans of `events`."""
-    actors = program.actors
-    return tuple(
-        Span(actors[a.actor].name, a.step, a.microbatch, actors[a.actor].rank, actors[a.actor].queue, issued_s, start_s, end_s)
-        for a, issued_s, start_s, end_s in events(program, prices, steps)
-    )
+    return _spans(program, _Run(program, prices, steps).run())
 
 
 def swept(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
     """The same spans where prices are fixed, without events."""
     sweep = compile_sweep(program, steps)
     start, end = sweep.times(prices.seconds, prices.added or None)
-    num, net = sweep.num_firings, program.net
-    before = np.arange(num) - 1
-    before[net.start[:-1]] = np.array(net.start[1:]) - 1
-    issued = end[:, before]
-    issued[1:, net.start[:-1]] = issued[:-1, net.start[:-1]]
-    issued[0, net.start[:-1]] = 0.0
-    order = np.lexsort((np.arange(steps * num), start.ravel(), end.ravel()))
-    step, firing = np.divmod(order, num)
-    names, ranks, queues = ([getattr(a, field) for a in program.actors] for field in ("name", "rank", "queue"))
-    actor = sweep.actor[firing].tolist()
-    columns = (step, sweep.microbatch[firing], issued.ravel()[order], start.ravel()[order], end.ravel()[order])
-    steps_, microbatches, *times = (c.tolist() for c in columns)
-    rows = zip([names[a] for a in actor], steps_, microbatches, [ranks[a] for a in actor], [queues[a] for a in actor], *times, strict=True)
-    return tuple(map(Span._make, rows))
+    heads, tails = program.net.start[:-1], np.array(program.net.start[1:], np.intp) - 1
+    issued = np.empty_like(end)
+    issued[:, 1:] = end[:, :-1]
+    issued[1:, heads], issued[0, heads] = end[:-1, tails], 0.0
+    step, firing = np.divmod(np.arange(end.size), sweep.num_firings)
+    return _spans(program, _ordered(firing, step, issued.ravel(), start.ravel(), end.ravel()))
+
+
+class _Columns(NamedTuple):
+    """Actions in order, column by column. `firing`: its place in `ir.net`."""
+
+    firing: Sequence[int]
+    step: Sequence[int]
+    issued_s: Sequence[float]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
+
+
+def _ordered(firing: ArrayLike, step: ArrayLike, issued: ArrayLike, start: ArrayLike, end: ArrayLike) -> _Columns:
+    columns = [np.asarray(column) for column in (firing, step, issued, start, end)]
+    order = np.lexsort((columns[0], columns[1], columns[3], columns[4]))
+    return _Columns(*(column[order].tolist() for column in columns))
+
+
+def _spans(program: Program, columns: _Columns) -> tuple[Span, ...]:
+    net = program.net
+    actors = [program.actors[a] for a in net.actor]
+    names, ranks, queues = ([getattr(a, field) for a in actors] for field in ("name", "rank", "queue"))
+    looks = (map(by_firing.__getitem__, columns.firing) for by_firing in (names, net.microbatch, ranks, queues))
+    name, microbatch, rank, queue = looks
+    return tuple(map(Span._make, zip(name, columns.step, microbatch, rank, queue, *columns[2:], strict=True)))
 
 
 def price(program: Program, cost: CostModel, share_links: bool = False) -> Prices:
@@ -146,7 +160,9 @@ def events(program: Program, prices: Prices, steps: int) -> tuple[Event, ...]:
 
     Deadlock with the Machine's story where nothing can run any more.
     """
-    return _Run(program, prices, steps).run()
+    columns, net = _Run(program, prices, steps).run(), program.net
+    actions = (Action(net.actor[f], step, net.microbatch[f]) for f, step in zip(columns.firing, columns.step, strict=True))
+    return tuple(map(Event, actions, *columns[2:]))
 
 
 @dataclass(slots=True)
@@ -161,7 +177,6 @@ class _Run:
     jobs: dict[int, tuple[list[tuple[Action, float]], float]] = field(default_factory=dict)
     waiting: dict[int, list[tuple[Action, float]]] = field(default_factory=dict)
     head_s: list[float] = field(init=False)
-    queue_of: list[int] = field(init=False)
     cores: Cores = field(init=False)
     links: Links = field(default_factory=Links)
     pools: list[Cores | Links] = field(init=False)
@@ -170,31 +185,34 @@ class _Run:
     def __post_init__(self) -> None:
         self.machine = Machine(self.program, self.steps)
         self.head_s = [0.0] * len(self.machine.queues)
-        self.queue_of = [self.machine.queue_index.get((a.rank, a.queue), -1) for a in self.program.actors]
         self.cores = Cores(self.prices.num_cores)
         self.pools = [pool for pool, used in ((self.cores, any(self.prices.cores)), (self.links, any(self.prices.links))) if used]
 
-    def run(self) -> tuple[Event, ...]:
-        done: list[Event] = []
+    def run(self) -> _Columns:
+        """Columns of numbers: an object for each action would have the garbage collector visit all of them over and over."""
+        firing, step, issued, start, end = list[int](), list[int](), list[float](), list[float](), list[float]()
+        finish, head_s, nodes, queue_of = self.machine.finish, self.head_s, self.machine.net.nodes, self.machine.net.queue
         self._begin(self.machine.startable, 0.0, -1)
-        finish, head_s, queue_of = self.machine.finish, self.head_s, self.queue_of
         while self.jobs:
             now_s, number = self._next()
             actions, start_s = self.jobs.pop(number)
             woken = []
             for action, issued_s in actions:
-                queue = queue_of[action.actor]
+                node = nodes[action.actor][action.microbatch]
+                firing.append(node)
+                step.append(action.step)
+                issued.append(issued_s)
+                start.append(start_s)
+                end.append(now_s)
+                queue = queue_of[node]
                 head_s[queue] = now_s
-                done.append(Event(action, issued_s, start_s, now_s))
                 woken.append((finish(action), queue))
             for queues, by in woken:
                 if queues:
                     self._begin(queues, now_s, by)
         if not self.machine.done:
             raise Deadlock(self.machine.story())
-        nodes = self.machine.net.nodes
-        done.sort(key=lambda e: (e.end_s, e.start_s, e.action.step, nodes[e.action.actor][e.action.microbatch]))
-        return tuple(done)
+        return _ordered(firing, step, issued, start, end)
 
     def _next(self) -> tuple[float, int]:
         """The next job to end and when; at equal times the heap first, then cores, then links."""

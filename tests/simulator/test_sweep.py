@@ -82,7 +82,7 @@ def test_a_program_that_cannot_live_says_why() -> None:
 def test_simulate_sweeps_where_nothing_contends(monkeypatch: pytest.MonkeyPatch) -> None:
     program = pipeline(3, 4)
     told = simulate(program, H100)
-    monkeypatch.setattr(engine, "events", None)
+    monkeypatch.setattr(engine, "performed", None)
     assert simulate(program, H100) == told
     for cost, share_links in ((CostModel(threads(3)), False), (H100, True), (CostModel(H100.cluster, Runtime(wake_s=1e-6)), False)):
         assert not price(program, cost, share_links).are_fixed
