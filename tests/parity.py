@@ -30,7 +30,7 @@ STEPS = 3
 
 @cache
 def on_one_device(family: str, optimizer: str) -> tuple[Seen, ...]:
-    """The three steps that every plan is compared with."""
+    """What is compared of the three steps that every plan must give again."""
     model = MODELS[family]
     single = single_device(model, cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])
     return tuple(step_by_step(lower(model, single), STEPS, START, OPTIONS))
