@@ -150,7 +150,9 @@ class Breeder:
         rng, (n, p, v) = self.rng, parents.ahead.shape
         one, two = parents.take(rng.integers(0, n, num)), parents.take(rng.integers(0, n, num))
         from_two = np.arange(p) >= rng.integers(0, 2 * p, (num, 1))
-        kid = Rules(np.where(from_two[:, :, None], two.ahead, one.ahead), *(np.where(from_two, getattr(two, f), getattr(one, f)) for f in ("favour", "fill", "owed")))
+        kid = Rules(
+            np.where(from_two[:, :, None], two.ahead, one.ahead), *(np.where(from_two, getattr(two, f), getattr(one, f)) for f in ("favour", "fill", "owed"))
+        )
         rate = rng.choice([1.0 / p, 0.3, 1.0], (num, 1))
 
         def hit(share: float) -> np.ndarray:
