@@ -150,11 +150,14 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
             num_microbatches = batch // (dp * mbs)
             for name, recompute in itertools.product(schedules, recomputes):
                 vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
-                legal = (
-                    fix.get("num_microbatches", num_microbatches) == num_microbatches if name in OWN else not schedule(name).refuse(pp, num_microbatches, vpp)
-                )
-                if pp * vpp <= blocks and legal:
+                if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
                     yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+
+
+def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:
+    if name in OWN:
+        return bool(fix.get("num_microbatches", num_microbatches) == num_microbatches)
+    return not schedule(name).refuse(pp, num_microbatches, vpp)
 
 
 def _divisors(n: int) -> list[int]:
