@@ -73,6 +73,7 @@ def cyclic(orders: Orders, rng: random.Random) -> tuple[Table, str]:
     last = [s for s in here if s.kind == "F"][-1]
     if all(s.kind == "F" for s in here[: here.index(last)]):
         back = next(s for s in here if s.kind != "F")
+        last = next(s for s in reversed(here) if s.kind == "F" and s.microbatch != back.microbatch)
         here.remove(last)
         here.insert(here.index(back) + 1, last)
         names = f"would stand still(?=.*{back} )(?=.*{last} )(?=.*{Slot(last.stage + 1, 'F', last.microbatch)} )"
