@@ -34,10 +34,11 @@ class Found:
 class Effort:
     """How long to search: generations of rules and how many a generation, rounds of moves, and passes to prove at most; counts, so that answers repeat."""
 
-    generations: int = 12
+    generations: int = 40
+    patience: int = 8
     brood: int = 64
-    rounds: int = 150
-    width: int = 96
+    rounds: int = 300
+    width: int = 40
     passes: int = 12_000_000
     starts: int = 3
     prove: int = 36
@@ -119,8 +120,9 @@ class _Search:
 
     def _breed(self) -> None:
         breeder = Breeder(self.pipe, self.rng)
-        rules, best = breeder.first(), None
+        rules, best, idle = breeder.first(), None, 0
         for _ in range(self._share(self.effort.generations, self.effort.brood, 0.5)):
+            least = self.pool[0][0]
             words, kept = dispatch(self.pipe, rules)
             if len(words):
                 makespans = self._add(words, ["dispatch"] * len(words))
@@ -129,7 +131,8 @@ class _Search:
                     scored = (np.concatenate([best[0], makespans]), type(rules).join([best[1], scored[1]]))
                 top = np.argsort(scored[0], kind="stable")[: max(8, self.effort.brood // 6)]
                 best = scored[0][top], scored[1].take(top)
-            if self.met:
+            idle = 0 if self.pool[0][0] < least else idle + 1
+            if self.met or idle >= self.effort.patience:
                 return
             rules = breeder.change(best[1] if best else rules, self.effort.brood)
 
