@@ -53,7 +53,7 @@ class Batch:
                 self._levels(ends, table, taken)
             else:
                 self._runs(ends, table, taken, scratch)
-            ends[self.ends].max(axis=0, out=out[k])
+            ends[self.ends].max(axis=0, out=out[k], initial=0.0)
 
     def _levels(self, ends: Floats, table: Floats, taken: Ints) -> None:
         for first, last, before, low, high, _ in self.blocks:
@@ -62,13 +62,14 @@ class Batch:
             here += table[taken[first:last]]
 
     def _runs(self, ends: Floats, table: Floats, taken: Ints, scratch: Floats) -> None:
-        """An accumulated sum adds one after another, as its definition does."""
+        """One call a row: an accumulated sum over rows goes down the columns and takes four times as long."""
+        lines = list(scratch)
         for first, last, before, low, high, inner in self.blocks:
             here = scratch[: last - first]
             np.take(table, taken[first:last], axis=0, out=here, mode="clip")
             here[0] += ends[before[0][0]] if len(before) == 1 else ends[np.concatenate(before)].max(axis=0)
-            if len(here) > 1:
-                np.add.accumulate(here, axis=0, out=here)
+            for i in range(1, last - first):
+                np.add(lines[i - 1], lines[i], lines[i])
             np.take(here, inner, axis=0, out=ends[low:high], mode="clip")
 
 

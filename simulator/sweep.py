@@ -126,7 +126,7 @@ class Sweep:
     @cached_property
     def _members(self) -> tuple[Ints, Ints]:
         """(actors of all units, where each unit begins among them)."""
-        starts = np.cumsum([0, *(len(u) for u in self.units[:-1])])
+        starts = np.cumsum([0, *map(len, self.units)])[:-1]
         return np.array([a for u in self.units for a in u], np.intp), starts
 
     def _rows(self, table: Floats) -> Ints:
