@@ -105,7 +105,7 @@ def train(path: Path, rank: int, form: str) -> Seen:
     stages = [PipelineStage(part, s, num_stages, torch.device("cpu")) for s, part in parts.items()]
     runtime = _PipelineScheduleRuntime(stages, NUM_MICROBATCHES, loss_fn=loss_of)
     runtime._load_csv(str(path), format=form)
-    runtime._dump_csv(str(path.with_suffix(f".rank{rank}")), format=form)
+    runtime._dump_csv(str(path.with_name(f"{path.stem}.rank{rank}")), format=form)
     mine = torch.nn.ModuleDict({str(s): part for s, part in parts.items()})
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-2)
     seen = Seen()
