@@ -89,8 +89,13 @@ class Plan:
         raise PlanError(f"layer {layer} is in no stage; stages are {[(s.first, s.last) for s in self.stages]}")
 
     @property
+    def sites(self) -> tuple[tuple[int, ...], ...]:
+        """The distinct sets of ranks that hold stages, in order of their first stage: the pipeline's ranks. Where stages are virtual, one holds several."""
+        return tuple(dict.fromkeys(s.ranks for s in self.stages))
+
+    @property
     def num_ranks(self) -> int:
-        return sum(len(s.ranks) for s in self.stages)
+        return sum(map(len, self.sites))
 
     @property
     def microbatch(self) -> int:

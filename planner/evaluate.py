@@ -93,16 +93,19 @@ class Evaluator:
         graph = bounds.graph(c.mbs * c.dp)
         mesh = Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
-        pricing = MeshPricing(self.cost, mesh)
+        pricing, chosen = MeshPricing(self.cost, mesh), schedule(c.schedule)
         if mesh.shape not in self._tables:
             self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
         placed = search(
             graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(schedule(c.schedule).stash(0, c.pp, c.num_microbatches)), recompute=recompute, optimizer=self.optimizer["name"],
+            in_flight=math.ceil(chosen.stash(0, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer["name"],
             space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
-        stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(bounds.stages(c.pp)))
+        stages = tuple(
+            Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
+            for site, (a, b) in ((chosen.rank_of(i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp)))
+        )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,

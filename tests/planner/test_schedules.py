@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ir.errors import PlanError
-from planner.lower import stash
+from planner.lower import in_flight
 from planner.schedules import SCHEDULES, Schedule, Slot, Times, peak, schedule
 from planner.schedules.interleaved import MEGATRON
 from tests.schedules import longest_path
@@ -123,7 +123,7 @@ def test_what_lives_until_its_input_gradient_is_less_where_the_weights_wait(p: i
 def test_what_a_stage_keeps_is_what_its_order_says(p: int, m: int) -> None:
     for name in ("1f1b", "gpipe"):
         for r, order in enumerate(schedule(name).orders(p, m)):
-            assert schedule(name).stash(r, p, m) == stash(order) == (min(p - r, m) if name == "1f1b" else m)
+            assert schedule(name).stash(r, p, m) == in_flight(order, (r, "F"), {(r, "W")}) == (min(p - r, m) if name == "1f1b" else m)
 
 
 def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
