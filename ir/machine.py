@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ir.errors import ProgramError
-from ir.net import awaited, compile_net, edges, item_number, needed
+from ir.net import awaited, compile_net, item_number
 from ir.program import Actor, Program, Queue
 from ir.story import tell
 
@@ -70,7 +70,7 @@ class Machine:
             raise ProgramError(f"a machine cannot perform {steps} steps; give 0 or more, or None for ever")
         self.program = program
         self.steps = steps
-        self.net = net = compile_net(program, ranks)
+        self.net = net = program.net if ranks is None else compile_net(program, ranks)
         self.actors: tuple[Actor, ...] = program.actors
         self.queues: tuple[Queue, ...] = net.queues
         self.queue_index: dict[Queue, int] = {q: i for i, q in enumerate(net.queues)}
@@ -102,7 +102,7 @@ class Machine:
         self._missing = [0] * len(net.members)
         self._started = [0] * len(net.members)
         order = [(node, *net.next_in_queue(node)) for node in range(net.num_nodes)]
-        for src, dst, offset in [*order, *needed(net, edges(net))]:
+        for src, dst, offset in [*order, *net.waits]:
             group, edge = net.group[dst], len(self._tokens)
             self._tokens.append(offset)
             self._out[src].append((edge, group))

@@ -12,7 +12,7 @@ from ir.op import nd_placements
 from ir.plan import Plan
 from ir.sbp import NdSbp, format_nd
 from ir.units import DTYPE_BYTES
-from planner.schedules import schedule
+from planner.orders import check_schedule
 from planner.single import OPTIMIZERS
 
 
@@ -21,7 +21,7 @@ def check_plan(graph: Graph, plan: Plan) -> Plan:
     _check_sizes(plan)
     _check_mesh(plan)
     _check_stages(graph, plan)
-    _check_schedule(plan)
+    check_schedule(plan)
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
@@ -63,21 +63,6 @@ def _check_stages(graph: Graph, plan: Plan) -> None:
         raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
     if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
         raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
-
-
-def _check_schedule(plan: Plan) -> None:
-    """Whether the schedule takes these sizes, and every stage lies where the schedule runs it."""
-    chosen, sites = schedule(plan.schedule), plan.sites
-    num_chunks, left = divmod(len(plan.stages), len(sites))
-    if left:
-        raise PlanError(f"{len(plan.stages)} stages on {len(sites)} pipeline ranks: give every rank the same number of stages")
-    if chosen.num_chunks(num_chunks) != num_chunks:
-        raise PlanError(f"schedule `{plan.schedule}` puts {chosen.num_chunks(num_chunks)} stages on a rank; the plan puts {num_chunks}")
-    chosen.legal(len(sites), plan.num_microbatches, num_chunks)
-    for i, stage in enumerate(plan.stages):
-        wanted = chosen.rank_of(i, len(sites))
-        if stage.ranks != sites[wanted]:
-            raise PlanError(f"stage {i} lies on ranks {stage.ranks}; schedule `{plan.schedule}` runs it on pipeline rank {wanted}, ranks {sites[wanted]}")
 
 
 def _check_node(graph: Graph, plan: Plan, node: Node) -> None:

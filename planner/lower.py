@@ -25,8 +25,9 @@ from planner.arena import share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
+from planner.orders import orders_of, splits
 from planner.place import SiteTasks, Task, Value, place
-from planner.schedules import Slot, schedule
+from planner.schedules import Slot
 
 
 class HasGraph(Protocol):
@@ -58,8 +59,8 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     plan = plan.squeezed()
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
-    slots = schedule(plan.schedule).orders(len(sites), plan.num_microbatches, len(plan.stages) // len(sites))
-    chained = len(sites) == len(plan.stages) and not schedule(plan.schedule).splits
+    slots = orders_of(plan)
+    chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}

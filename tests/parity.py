@@ -40,7 +40,7 @@ def model(family: str) -> Model:
 
 @cache
 def on_one_device(family: str, optimizer: str, batch: int = BATCH) -> tuple[Seen, ...]:
-    """The three steps that every plan is compared with."""
+    """What is compared of the three steps that every plan must give again."""
     whole = model(family)
     single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])
     return tuple(step_by_step(lower(whole, single), STEPS, START, OPTIONS))

@@ -85,7 +85,7 @@ def test_tensor_parallel_blocks_meet_twice_each_way() -> None:
     model = llama(hidden=2048, num_heads=16, num_kv_heads=8, head_dim=128, mlp_hidden=5632)  # in a small one all ranks would do the same
     plan = plan_for(model, Layout(1, 2, sp=False), batch=8, seq=1024, dtype="bfloat16").squeezed()
     (stage,) = place(backward(model.graph(8, 1024, "bfloat16")), plan)
-    for part in ("F", "I", "W"):
+    for part in ("F", "I"):
         blocks = [t for t in tasks(stage, part) if t.layer in (2, 3)]
         assert by_kind(blocks) == {"all_reduce": 4}, "two sub-blocks of two layers in the middle"
 
