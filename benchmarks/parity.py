@@ -1,6 +1,7 @@
 """Any plan = one device, over every legal combination of the layouts that the parity tests cover by pairs: float64, 1e-10 relative, dropout on.
 
-Two models, about 1,750 runs of three steps, an hour. What is done is kept in `benchmarks/results/parity.partial.jsonl`, and a later call with the same sources
+Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches first, with a GPT of six layers; then two models under every other layout: about 1,830
+runs of three steps, an hour. What is done is kept in `benchmarks/results/parity.partial.jsonl`, and a later call with the same sources
 goes on from there; the end writes `benchmarks/results/DATE-parity.json` and exits with 1 where a combination differs or fails.
 Usage: python benchmarks/parity.py [--most N], where N runs end the call early.
 """
@@ -23,7 +24,7 @@ sys.path.insert(0, str(ROOT))  # the tests are not installed
 
 from ir.errors import HeadraceError  # noqa: E402
 from tests.models import BATCH  # noqa: E402
-from tests.parity import LIMIT, MODELS, STEPS, VALUES, apart, same  # noqa: E402
+from tests.parity import DEEP, LIMIT, MODELS, STEPS, VALUES, apart, apart_in_time, pipelines, same  # noqa: E402
 from tests.plans import Layout, layouts  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -32,14 +33,15 @@ SOURCES = ("ir", "simulator", "planner", "executor", "tests/models.py", "tests/p
 
 
 def combinations() -> Iterator[tuple[str, Layout]]:
-    return ((family, want) for want in layouts(VALUES, BATCH) for family in MODELS)
+    yield from ((DEEP, want) for want in pipelines())
+    yield from ((family, want) for want in layouts(VALUES, BATCH) for family in MODELS)
 
 
 def row_of(family: str, want: Layout) -> dict[str, Any]:
     """One combination: how far it lies apart, or the error that it ended with."""
     row: dict[str, Any] = {"family": family, "layout": asdict(want)}
     try:
-        found = apart(family, want)
+        found = apart_in_time(want) if family == DEEP else apart(family, want)
     except HeadraceError as error:
         return row | {"same": False, "error": f"{type(error).__name__}: {error}"}
     return row | {"same": same(found), **{k: found[k] for k in ("loss_max_rel", "grad_max_rel", "grad_worst")}}
@@ -96,7 +98,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The document: counts, the worst of each model, and every combination that is not the same."""
     told = [r for r in rows if "error" not in r]
     worst = {
-        family: {what: max((r[what] for r in told if r["family"] == family), default=0.0) for what in ("loss_max_rel", "grad_max_rel")} for family in MODELS
+        family: {what: max((r[what] for r in told if r["family"] == family), default=0.0) for what in ("loss_max_rel", "grad_max_rel")}
+        for family in (*MODELS, DEEP)
     }
     return {
         "measured_on": datetime.date.today().isoformat(), "values": VALUES, "batch": BATCH, "steps": STEPS, "dtype": "float64", "limit": LIMIT,
