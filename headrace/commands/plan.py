@@ -36,12 +36,8 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     best = found.plans[0]
     if args.output:
         write_json(args.output, best.to_json())
-    shown = _shown(model, cluster, found, args.output)
-    if found.interrupted:
-        return Answer(document(model, cluster, found), shown, INTERRUPTED, "interrupted: the best of what was evaluated until then")
-    exit_code = exit_code_of(best.predicted["fits"], args.strict)
-    complaint = f"fits only within the risk band: {best.predicted['peak_gib']:.4g} GiB on a device" if exit_code else ""
-    return Answer(document(model, cluster, found), shown, exit_code, complaint)
+    exit_code = INTERRUPTED if found.interrupted else exit_code_of(best.predicted["fits"], args.strict)
+    return Answer(document(model, cluster, found), _shown(model, cluster, found, args.output), exit_code, _complaint(best, exit_code))
 
 
 def exit_code_of(fits: str, strict: bool) -> int:
@@ -88,3 +84,11 @@ def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) ->
 def _row(rank: int, layout: Mapping[str, Any], p: Mapping[str, Any]) -> tuple[str, ...]:
     speed = (seconds(p["step_s"]), f"{p['tokens_per_s_per_gpu']:.0f}", f"{p['tflops_per_gpu']:.3g}", percent(p["mfu"]), percent(p["bubble"]))
     return (str(rank), describe(layout), *speed, f"{p['peak_gib']:.3g}", FITS[p["fits"]])
+
+
+def _complaint(best: Plan, exit_code: int) -> str:
+    if exit_code == INTERRUPTED:
+        return "interrupted: these are the best plans until then"
+    if exit_code == TOO_BIG:
+        return f"nothing fits: the best plan needs {best.predicted['peak_gib']:.4g} GiB on a device. {best.predicted['why']}"
+    return f"fits only within the risk band: {best.predicted['peak_gib']:.4g} GiB on a device" if exit_code == TIGHT else ""

@@ -1,45 +1,27 @@
-"""The order in which a pipeline stage runs its microbatches, one file a schedule.
+"""The order in which the ranks of a pipeline run their stages' microbatches, one file a schedule.
 
-`order(stage, num_stages, num_microbatches)` lists a stage's slots: `F3` the forward of microbatch 3, `B3` its backward (input and weight gradients).
-`stash(stage, num_stages, num_microbatches)` is how many microbatches' activations the stage holds at most.
+`slot` a pass and how orders are spelled, `schedule` what every schedule has, then the schedules: `gpipe`, `one_f_one_b`, `eager_1f1b`, `interleaved`,
+`looped_bfs`, `zb_h1`, `zb_h2`, `interleaved_zb`, `zb_v`, `dualpipe_v`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from ir.errors import PlanError
-from planner.schedules import gpipe, one_f_one_b
+from planner.schedules import dualpipe_v, eager_1f1b, gpipe, interleaved, interleaved_zb, looped_bfs, one_f_one_b, zb_h1, zb_h2, zb_v
+from planner.schedules.schedule import Schedule, Times, peak
+from planner.schedules.slot import Orders, Slot
 
-
-class Slot(NamedTuple):
-    """One pass of one microbatch through a stage; prints and reads back as `F3`, `B3`."""
-
-    kind: str
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}{self.microbatch}"
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A schedule: its name, the order of a stage's slots and the activations it keeps."""
-
-    name: str
-    order: Callable[[int, int, int], tuple[tuple[str, int], ...]]
-    stash: Callable[[int, int, int], int]
-
-    def slots(self, stage: int, num_stages: int, num_microbatches: int) -> tuple[Slot, ...]:
-        return tuple(Slot(*slot) for slot in self.order(stage, num_stages, num_microbatches))
-
+__all__ = ["SCHEDULES", "Orders", "Schedule", "Slot", "Times", "peak", "schedule"]
 
 SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": Schedule("gpipe", gpipe.order, gpipe.stash),
-    "1f1b": Schedule("1f1b", one_f_one_b.order, one_f_one_b.stash),
-}
+    s.name: s
+    for s in (
+        gpipe.SCHEDULE, one_f_one_b.SCHEDULE, eager_1f1b.SCHEDULE, interleaved.SCHEDULE, interleaved.MEGATRON, looped_bfs.SCHEDULE, zb_h1.SCHEDULE,
+        zb_h2.SCHEDULE, interleaved_zb.SCHEDULE, zb_v.SCHEDULE, dualpipe_v.SCHEDULE,
+    )
+}  # fmt: skip
 
 
 def schedule(name: str) -> Schedule:
