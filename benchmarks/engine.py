@@ -64,7 +64,7 @@ def program_of_8_stages(cluster: Any) -> Program:
 
 
 def in_rounds(subjects: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU seconds of each (one thread: so nobody else on the machine counts), in turn in every round, so that a change of the machine's speed meets all of them."""
+    """Median CPU seconds of each: one thread, so others on the machine do not count. All have their turn in every round, so that its speed is alike for all."""
     taken: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(ROUNDS):
         for name, subject in subjects.items():
