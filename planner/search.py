@@ -208,6 +208,11 @@ class _Search:
         return DoesNotFit(
             f"`{self.evaluator.bounds.model.name}` does not fit on {cluster.num_devices} x {cluster.devices[0].name}: {nbytes(usable)} may be filled on "
             f"each ({self.evaluator.memory_fraction:g} of what is usable), {nbytes(near[0].memory.peak_bytes - usable)} are missing. Nearest: {told}. "
-            f"Ways out: {'; '.join(ways)}",
-            nearest=tuple(map(self.evaluator.simulate, near)), ways_out=ways,
+            f"Ways out: {'; '.join(ways) or 'more devices, or a smaller model'}",
+            nearest=[self._too_big(e, usable) for e in near], ways_out=ways,
         )  # fmt: skip
+
+    def _too_big(self, e: Evaluated, usable: float) -> Plan:
+        """Its plan, simulated as if it fitted; the reason says how much is missing."""
+        plan = self.evaluator.simulate(e)
+        return replace(plan, predicted={**plan.predicted, "fits": "no", "why": f"does not fit: {nbytes(e.memory.peak_bytes - usable)} are missing"})

@@ -17,7 +17,7 @@ SHORTEST_SEQ = 128
 
 
 def ways_out(evaluator: Evaluator) -> tuple[str, ...]:
-    """Up to three changes after which something fits, the one with most tokens a second first; else how many devices hold the states of training at all."""
+    """Up to three changes after which something fits, the one with most tokens a second first; after fewer than three, how many devices hold the states at all."""
     found: list[tuple[float, str]] = []
     for words, changed in _changes(evaluator):
         fitting = _smallest(changed)
@@ -25,9 +25,9 @@ def ways_out(evaluator: Evaluator) -> tuple[str, ...]:
             token_s = fitting.estimate_s / (changed.batch * changed.bounds.seq)
             found.append((token_s, f"{words} ({fitting.candidate}: {nbytes(fitting.memory.peak_bytes)})"))
     ways = [words for _, words in sorted(found)[:NUM_WAYS]]
-    if len(ways) < NUM_WAYS:
-        state = sum(evaluator.footprint.state())
-        num = math.ceil(state / (evaluator.memory_fraction * evaluator.cluster.devices[0].usable_bytes))
+    state = sum(evaluator.footprint.state())
+    num = math.ceil(state / (evaluator.memory_fraction * evaluator.cluster.devices[0].usable_bytes))
+    if len(ways) < NUM_WAYS and num > evaluator.cluster.num_devices:
         ways.append(f"more devices (parameters, gradients and optimizer states are {nbytes(state)}: {num} such devices at the very least)")
     return tuple(ways)
 
