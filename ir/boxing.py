@@ -222,7 +222,6 @@ __all__ = [
     "LOCAL",
     "Crossing",
     "Link",
-    "P",
     "Piece",
     "Price",
     "Step",
