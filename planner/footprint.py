@@ -9,6 +9,7 @@ from ir.units import DTYPE_BYTES
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
+from planner.orders import is_plain
 from planner.schedules import schedule
 from planner.tables import num_optimizer_states, state_dtype
 
@@ -26,8 +27,10 @@ class Footprint:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
         state, saved = self.state(), self.saved(c.recompute == "full")
         num_samples = c.mbs * c.dp
-        stashes = (schedule(c.schedule).stash(stage, c.pp, c.num_microbatches) for stage in range(c.pp))
-        needs = (sum(state[a:b]) + n * num_samples * sum(saved[a:b]) for n, (a, b) in zip(stashes, self.bounds.stages(c.pp), strict=True))
+        stages = self.bounds.stages(c.pp * c.vpp)
+        plain = is_plain(c.schedule, c.vpp)
+        stashes = [schedule(c.schedule).stash(stage, c.pp, c.num_microbatches) if plain else 1 for stage in range(len(stages))]
+        needs = (sum(state[a:b]) + n * num_samples * sum(saved[a:b]) for n, (a, b) in zip(stashes, stages, strict=True))
         return max(needs) / (c.dp * c.tp)
 
     def saved(self, recompute: bool) -> Sequence[float]:
