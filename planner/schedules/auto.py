@@ -41,8 +41,8 @@ class Effort:
     width: int = 40
     passes: int = 12_000_000
     starts: int = 3
-    prove: int = 36
-    nodes: int = 5000
+    prove: int = 48
+    nodes: int = 500
 
 
 def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0) -> Found:

@@ -53,8 +53,9 @@ class _Model:
     def seconds(self, x: Pass) -> float:
         return (self.pipe.times.f, self.pipe.times.i, self.pipe.times.w)[x[1]][x[0]]
 
-    def _precedence(self) -> nx.DiGraph:
-        graph, last = nx.DiGraph(), self.pipe.num_stages - 1
+    def _precedence(self) -> nx.DiGraph[Pass]:
+        graph: nx.DiGraph[Pass] = nx.DiGraph()
+        last = self.pipe.num_stages - 1
         hop = self.pipe.times.hop
         for s, k in product(range(last + 1), range(self.pipe.m)):
             graph.add_edge((s, F, k), (s, I, k), lag=0.0)
@@ -134,7 +135,7 @@ class _Model:
         self._monotone_rows()
         self._memory_rows()
         size = 1 + len(self.passes) + len(self.free)
-        lower, upper, whole, cost = np.zeros(size), np.ones(size), np.zeros(size), np.zeros(size)
+        lower, upper, cost, whole = np.zeros(size), np.ones(size), np.zeros(size), np.zeros(size, dtype=int)
         cost[0], whole[1 + len(self.passes) :] = 1.0, 1
         lower[0], upper[0] = lower_bound(self.pipe) * (1.0 - TOLERANCE), self.horizon
         for x in self.passes:
