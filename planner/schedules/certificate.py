@@ -89,8 +89,8 @@ class _Model:
         """Rows sum(terms) >= floor."""
         for x in self.passes:
             self.rows.append(({0: 1.0, self.at[x]: -1.0}, self.seconds(x)))
-        for a, b, lag in self.graph.edges(data="lag"):
-            self.rows.append(({self.at[b]: 1.0, self.at[a]: -1.0}, self.seconds(a) + lag))
+        for a, b in self.graph.edges:
+            self.rows.append(({self.at[b]: 1.0, self.at[a]: -1.0}, self.seconds(a) + self.graph.edges[a, b]["lag"]))
         for (a, b), y in self.free.items():
             for one, two, sign, shift in ((a, b, -1.0, 0.0), (b, a, 1.0, 1.0)):
                 # start[two] >= start[one] + seconds[one] unless the other order is chosen, which the windows then allow for
@@ -120,15 +120,15 @@ class _Model:
             if x[1] != F or np.isinf(pipe.limit[pipe.times.rank[x[0]]]):
                 continue
             r, live = pipe.times.rank[x[0]], pipe.limits.activation[x[0]]
-            terms: Counter[int] = Counter()
+            terms: dict[int, float] = {}
             for y in self.passes:
                 if pipe.times.rank[y[0]] == r and y != x:
                     units = pipe.limits.activation[y[0]] * {F: 1.0, I: -share, W: share - 1.0}[y[1]]
                     part, constant = self.first(y, x)
                     live += units * constant
                     for k, c in part.items():
-                        terms[k] -= units * c
-            self.rows.append((dict(terms), live - float(pipe.limit[r]) - TOLERANCE))
+                        terms[k] = terms.get(k, 0.0) - units * c
+            self.rows.append((terms, live - float(pipe.limit[r]) - TOLERANCE))
 
     def solve(self, max_nodes: int) -> Certificate:
         self._order_rows()

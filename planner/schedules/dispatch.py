@@ -58,7 +58,7 @@ class _Floor:
         self.lag = [pipe.lag[:, k] for k in kind]
         self.delta = [pipe.delta[:, k] for k in kind]
         self.row = (np.arange(n) * (pipe.zero + 3))[:, None, None]
-        self.makes = [np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind]
+        self.makes = np.stack([np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind])
         # a first pass looks at the cell that is always 0: it counts on from there with steps of no width
         self.needs = [np.where(pipe.needs[:, k] < 0, pipe.zero, pipe.needs[:, k]) for k in kind]
         self.step = [(pipe.needs[:, k] >= 0).astype(int) for k in kind]
@@ -114,7 +114,7 @@ class _Floor:
         n, r = where
         kind, chunk = token % 3, token // 3
         end = start + self.pipe.seconds[r, token]
-        makes = np.stack(self.makes)[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
+        makes = self.makes[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
         self.ends[n, makes] = end
         self.count[kind, n, r, chunk] += 1
         self.live[n, r] += self.pipe.delta[r, token]

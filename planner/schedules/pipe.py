@@ -126,7 +126,7 @@ class Pipe:
             least = sum(a for a, held in zip(limits.activation, times.rank, strict=True) if held == r)
             if least > limits.memory[r] + TOLERANCE:
                 raise PlanError(
-                    f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; raise its limit to {least:g} or more"
+                    f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; give it {least:g} or more"
                 )
 
     def _by_token(self, table: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ class Pipe:
         """[candidate] whether all ranks of a word are legal."""
         n = len(words)
         rows = self.legal(words.reshape(n * self.p, -1), np.tile(np.arange(self.p), n))
-        return np.logical_and.reduce(rows.reshape(n, self.p), axis=1)
+        return np.asarray(rows.reshape(n, self.p).all(axis=1))
 
     def microbatches(self, words: np.ndarray) -> np.ndarray:
         """[candidate, rank, place]: the microbatch of every token."""
