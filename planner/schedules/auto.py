@@ -41,8 +41,8 @@ class Effort:
     width: int = 40
     passes: int = 10_000_000
     starts: int = 3
-    prove: int = 48
-    nodes: int = 500
+    prove: int = 80
+    nodes: int = 150
 
 
 def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0) -> Found:
