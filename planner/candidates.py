@@ -14,6 +14,7 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph
+from planner.orders import OWN, table_fix
 from planner.schedules import SCHEDULES, schedule
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
@@ -44,6 +45,12 @@ class Candidate:
 def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> dict[str, Any]:
     """The fixed keys, typed and checked against each other. Raises InputError or PlanError naming the contradiction."""
     out: dict[str, Any] = {}
+    table: dict[str, Any] = {}
+    if str(fix.get("schedule", "")).endswith(".csv"):
+        table = table_fix(str(fix["schedule"]))
+        fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
+        if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
+            raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
     for key, value in fix.items():
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
@@ -51,9 +58,12 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    if "schedule" in out and out["schedule"] not in SCHEDULES:
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}")
-    if out.get("vpp", 1) > 1:
+    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
+    out |= table
+    if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
+        raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")
+    if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     if out.get("recompute", "none") not in ("none", "full"):
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
@@ -139,9 +149,15 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
             recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
             num_microbatches = batch // (dp * mbs)
             for name, recompute in itertools.product(schedules, recomputes):
-                vpp = schedule(name).num_chunks(fix.get("vpp", 1))
-                if pp * vpp <= blocks and not schedule(name).refuse(pp, num_microbatches, vpp):
+                vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
+                if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
                     yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+
+
+def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:
+    if name in OWN:
+        return bool(fix.get("num_microbatches", num_microbatches) == num_microbatches)
+    return not schedule(name).refuse(pp, num_microbatches, vpp)
 
 
 def _divisors(n: int) -> list[int]:
