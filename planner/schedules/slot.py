@@ -46,15 +46,17 @@ Token = tuple[str, int]
 def waits_for(slot: Slot, num_stages: int) -> tuple[tuple[str, int, int], ...]:
     """What a slot needs: ("x", stage, microbatch) the output of that stage, ("dx", ...) the gradient of its input.
 
+    `num_stages` is that of one pipeline; where there are two copies, the stages of the second count on from it.
+
     >>> waits_for(Slot(1, "B", 0), 4)
     (('x', 1, 0), ('dx', 2, 0))
     """
     stage, kind, m = slot
     if kind == "F":
-        return (("x", stage - 1, m),) if stage else ()
+        return (("x", stage - 1, m),) if stage % num_stages else ()
     if kind == "W":
         return (("dx", stage, m),)
-    return (("x", stage, m), ("dx", stage + 1, m)) if stage < num_stages - 1 else (("x", stage, m),)
+    return (("x", stage, m), ("dx", stage + 1, m)) if (stage + 1) % num_stages else (("x", stage, m),)
 
 
 def gives(slot: Slot) -> tuple[str, int, int] | None:

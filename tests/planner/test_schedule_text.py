@@ -20,12 +20,12 @@ CASES = [(s.name, p, m) for s in SCHEDULES.values() for p, m in ((1, 2), (2, 4),
 def test_every_schedule_is_proved_and_reads_back_as_text(name: str, p: int, m: int) -> None:
     s = schedule(name)
     orders = s.orders(p, m)
-    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m)
-    table = with_messages(orders)
+    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m, copies=s.copies)
+    table = with_messages(orders, s.copies)
     assert read(write(table)) == table
     assert passes(table) == orders
     for sends in SENDS:
-        assert check_orders(table, None, m, sends) == orders
+        assert check_orders(table, None, m, sends, s.copies) == orders
 
 
 def test_what_pytorch_writes_is_read_and_its_pairs_are_two_passes() -> None:
@@ -132,6 +132,8 @@ def test_a_pass_on_the_wrong_rank_one_too_many_and_a_message_alone_are_named() -
     ):
         with pytest.raises(PlanError, match=re.escape(wrong)):
             check_orders(read(text), None, m)
+    with pytest.raises(PlanError, match="microbatch 0 runs through copies 0, 1 of the pipeline"):
+        check_orders(read("0F0,1B0\n1F0,0B0"), None, 1, copies=2)
     with pytest.raises(PlanError, match="stage 1 lies on rank 0"):
         check_orders(read("0F0,0B0\n1F0,1B0"), lambda stage: 0, 1)
     with pytest.raises(PlanError, match="sends are stream, blocking, buffered, not `eager`"):

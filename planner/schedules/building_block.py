@@ -1,0 +1,146 @@
+"""Schedules from a building block: the passes of one microbatch, repeated every six units and then drawn together without more memory than that needs.
+
+A block says when each rank of a V (two stages a rank, down and up again) runs F and the backward of both its stages, in units in which F = I = W = 1. Its
+lifespans over the period of six units are the activations that it keeps: short ways back keep few (Qi et al., 2024, arXiv:2405.15362, sections 3 and 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.schedules.slot import Orders, Slot, gives, waits_for
+
+PERIOD = 6
+
+Block = Sequence[Sequence[int]]
+"""Units at which F down, F up, backward up and backward down (rows) start on every rank (columns)."""
+
+Timetable = dict[int, Slot]
+"""When a rank starts what."""
+
+
+def block(p: int, strides: tuple[int, int, int, int], backward: int = 1) -> Block:
+    """Each row `stride` units after the rank before it, or as soon after that as the rank has nothing else to do in any period.
+
+    `backward` is the number of units of a backward.
+
+    >>> block(2, (1, 1, 1, 1))
+    [[0, 1], [3, 2], [4, 5], [7, 6]]
+    """
+    taken: list[set[int]] = [set() for _ in range(p)]
+    rows, end = [], 0
+    for row, stride in enumerate(strides):
+        length = backward if row > 1 else 1
+        times = [0] * p
+        for n, rank in enumerate(range(p) if row in (0, 2) else reversed(range(p))):
+            at = end + (stride - length if n else 0)
+            while any((at + k) % PERIOD in taken[rank] for k in range(length)):
+                at += 1
+            taken[rank].update((at + k) % PERIOD for k in range(length))
+            times[rank], end = at, at + length
+        rows.append(times)
+    return rows
+
+
+def drawn_together(block: Block, m: int, backward: str) -> Orders:
+    """The orders of `m` microbatches: the block repeated, W in the first units that are free after I, then each pass as early as it can run in the room of it.
+
+    `backward` is I, or B, which then takes two units.
+    """
+    tables, room = _repeated(block, m, backward), most_kept(block, backward)
+    tables = _earlier(tables, room, full=True)
+    if backward == "I":
+        tables = [{t: s for t, s in table.items() if s.kind != "W"} for table in tables]
+        tables = [_with_weights(table) for table in _earlier(tables, room, full=False)]
+    return tuple(tuple(_in_time(table)) for table in tables)
+
+
+def most_kept(block: Block, backward: str) -> int:
+    """Activations of one stage and microbatch that the busiest rank keeps when the block repeats for ever, freed by W."""
+    periods = max(block[3]) // PERIOD + 2
+    return max(_kept(table, full=True) for table in _repeated(block, 2 * periods, backward))
+
+
+def _in_time(table: Timetable) -> list[Slot]:
+    return [slot for _, slot in sorted(table.items())]
+
+
+def _length(slot: Slot) -> int:
+    return 2 if slot.kind == "B" else 1
+
+
+def _repeated(block: Block, m: int, backward: str) -> list[Timetable]:
+    p = len(block[0])
+    tables: list[Timetable] = []
+    for rank in range(p):
+        stages = (rank, 2 * p - 1 - rank)
+        kinds = (("F", stages[0]), ("F", stages[1]), (backward, stages[1]), (backward, stages[0]))
+        table = {block[row][rank] + PERIOD * i: Slot(stage, kind, i) for row, (kind, stage) in enumerate(kinds) for i in range(m)}
+        tables.append(_with_weights(table) if backward == "I" else table)
+    return tables
+
+
+def _with_weights(table: Timetable) -> Timetable:
+    """The table with the W of every I in the first unit that is free after it, first come, first served."""
+    full, waiting = dict(table), list[Slot]()
+    now, last = min(table), max(table)
+    while now <= last or waiting:
+        slot = table.get(now)
+        if slot is None and waiting:
+            full[now] = waiting.pop(0)
+        elif slot is not None and slot.kind == "I":
+            waiting.append(Slot(slot.stage, "W", slot.microbatch))
+        now += 1
+    return full
+
+
+def _kept(table: Timetable, full: bool) -> int:
+    """The most activations kept over a table; where it is not full, the W of each I takes the first unit that is free after it."""
+    live = most = waiting = 0
+    for now in range(min(table), max(table) + 1):
+        slot = table.get(now)
+        if slot is not None:
+            live += (slot.kind == "F") - (slot.kind in ("W", "B"))
+            waiting += slot.kind == "I" and not full
+            most = max(most, live)
+        elif waiting:
+            waiting, live = waiting - 1, live - 1
+    return most
+
+
+def _earlier(tables: Sequence[Timetable], room: int, full: bool) -> list[Timetable]:
+    """Every pass, in the order of the tables, at the first free unit at which what it waits for is there and its rank keeps no more than `room`."""
+    num_stages = 2 * len(tables)
+    tables = [dict(table) for table in tables]
+    made: dict[tuple[str, int, int], int] = {}
+    for now, rank, slot in sorted((t, rank, slot) for rank, table in enumerate(tables) for t, slot in table.items()):
+        ready = max((made[item] for item in waits_for(slot, num_stages)), default=0)
+        start = _moved(tables[rank], now, ready, room, full)
+        gift = gives(slot)
+        if gift is not None:
+            made[gift] = start + _length(slot)
+    return tables
+
+
+def _moved(table: Timetable, now: int, ready: int, room: int, full: bool) -> int:
+    """Where the pass at `now` starts when it is moved, in place, to the first free unit from `ready` on at which the table keeps no more than `room`.
+
+    The earlier a forward the more is kept: what does not fit at one unit fits at none before it.
+    """
+    slot = table.pop(now)
+    free = [t for t in range(ready, now) if _is_free(table, t, _length(slot))]
+    low, high = 0, len(free)
+    while low < high:
+        middle = (low + high) // 2 if slot.kind == "F" else low
+        table[free[middle]] = slot
+        fit = slot.kind in ("W", "B") or _kept(table, full) <= room
+        del table[free[middle]]
+        low, high = (low, middle) if fit else (middle + 1, high)
+    start = free[low] if low < len(free) else now
+    table[start] = slot
+    return start
+
+
+def _is_free(table: Timetable, at: int, length: int) -> bool:
+    before = table.get(at - 1)
+    return (before is None or _length(before) == 1) and all(at + k not in table for k in range(length))
