@@ -17,7 +17,7 @@ SHORTEST_SEQ = 128
 
 
 def ways_out(evaluator: Evaluator) -> tuple[str, ...]:
-    """Up to three changes after which something fits, the one with most tokens a second first; after fewer than three, how many devices hold the states at all."""
+    """Up to three changes after which something fits, the one with most tokens a second first; where that is fewer, how many devices hold the states."""
     found: list[tuple[float, str]] = []
     for words, changed in _changes(evaluator):
         fitting = _smallest(changed)
