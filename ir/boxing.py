@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from ir.errors import SbpError
 from ir.mesh import Mesh
-from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_region, local_shape
+from ir.sbp import P_MAX, B, NdSbp, S, Sbp, local_region, local_shape
 
 LOCAL = ("slice", "zero", "pad", "keep")
 COLLECTIVE = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
@@ -222,7 +222,6 @@ __all__ = [
     "LOCAL",
     "Crossing",
     "Link",
-    "P",
     "Piece",
     "Price",
     "Step",

@@ -27,7 +27,7 @@ class Device:
     """One accelerator, or one core of a CPU.
 
     `flops_per_s` by dtype is the peak of a GEMM; `profile` holds what was measured of it (tables by name, each with `source`), interpreted by the cost model.
-    `compute_slots`: how many such devices share one set of cores (`local`), 1 where a device has its own.
+    `launch_s` passes before a kernel runs.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An undirected edge of the topology; `bytes_per_s` is for each direction. `curves`: measured collectives over it, interpreted by the cost model."""
+    """An undirected edge of the topology; `bytes_per_s` is for each direction. `kind` says what it is (NVLink, a NIC), for people."""
 
     a: str
     b: str

@@ -28,6 +28,7 @@ from planner.elide import elide_copies
 from planner.orders import orders_of, splits
 from planner.place import SiteTasks, Task, Value, place
 from planner.schedules import Slot
+from planner.schedules.slot import one_line
 
 
 class HasGraph(Protocol):
@@ -60,13 +61,14 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
     slots = orders_of(plan)
+    moments = {(p, slot.microbatch): at for at, slot in enumerate(one_line(slots)) for p in passes_of(slot)}
     chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}
     passes: dict[str, str] = {}
     for i, site in enumerate(sites):
-        writer = _Writer(plan, sites, i, slots[i], frozenset(wanted))
+        writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
@@ -92,6 +94,9 @@ def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
 Pass = tuple[int, str]
 """(stage, F, I or W)."""
 
+Moments = Mapping[tuple[Pass, int], int]
+"""When each pass of each microbatch runs, as places in one order of all ranks' slots."""
+
 
 def in_flight(slots: Sequence[Slot], written: Pass, read: Collection[Pass]) -> int:
     """The most microbatches for which pass `written` has begun and not all of the passes `read` have ended, over one pipeline rank's order."""
@@ -110,6 +115,13 @@ def in_flight(slots: Sequence[Slot], written: Pass, read: Collection[Pass]) -> i
     return most
 
 
+def on_the_way(moments: Moments, sent: Pass, read: Collection[Pass], num_microbatches: int) -> int:
+    """The most microbatches that pass `sent` of another rank has handed on and not all of the passes `read` have taken."""
+    ends = [max(moments[p, m] for p in read) for m in range(num_microbatches)]
+    starts = [moments[sent, m] for m in range(num_microbatches)]
+    return max(sum(start <= at <= end for start, end in zip(starts, ends, strict=True)) for at in starts)
+
+
 def passes_of(slot: Slot) -> tuple[Pass, ...]:
     """The passes that a slot runs: a B is I and W."""
     return tuple((slot.stage, part) for part in ("IW" if slot.kind == "B" else slot.kind))
@@ -117,18 +129,21 @@ def passes_of(slot: Slot) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Where a value is written and read, and whether a transfer fills or empties it meanwhile."""
+    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does."""
 
     written: Pass
     read: frozenset[Pass]
     is_in_transit: bool
+    sent: Pass | None
 
 
 class _Writer:
     """Writes one site's tasks out for its ranks."""
 
-    def __init__(self, plan: Plan, sites: tuple[SiteTasks, ...], site: int, slots: tuple[Slot, ...], present: frozenset[int]) -> None:
-        self.plan, self.sites, self.slots, self.present = plan, sites, slots, present
+    def __init__(
+        self, plan: Plan, sites: tuple[SiteTasks, ...], site: int, slots: tuple[Slot, ...], moments: Moments, present: frozenset[int]
+    ) -> None:  # fmt: skip
+        self.plan, self.sites, self.slots, self.moments, self.present = plan, sites, slots, moments, present
         self.here = sites[site]
         self.mesh: Mesh = self.here.mesh
         # Where the schedule holds weight gradients back, a B is an I and then a W; elsewhere each weight gradient follows its input gradient.
@@ -163,7 +178,8 @@ class _Writer:
             writer = writers.get(name)
             moves = (writer is not None and writer.kind in ("load", "recv")) or any(t.kind == "send" for t in readers[name])
             written = (writer.stage, writer.part) if writer else (-1, "begin")
-            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves)
+            sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -183,12 +199,16 @@ class _Writer:
         )  # fmt: skip
 
     def _credits(self, value: Value) -> int:
-        """One slot; as many as the schedule keeps where the backward reads what the forward wrote; one more where a transfer fills or empties it meanwhile."""
+        """One slot; as many as the schedule keeps where the backward reads what the forward wrote; one more where a transfer fills or empties it meanwhile.
+
+        What comes from another rank has room for all that is sent before it is read: the sender has other passes to run, which must not wait for this one.
+        """
         if value.clock == "step":
             return 1
-        life = self.lives[value.name]
+        life, m = self.lives[value.name], self.plan.num_microbatches
         kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
-        return min(kept + life.is_in_transit, self.plan.num_microbatches)
+        waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
+        return min(max(kept + life.is_in_transit, waiting), m)
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]
@@ -206,17 +226,24 @@ class _Writer:
     # ---- orders ------------------------------------------------------------------------------------------------------------------------------------
 
     def orders(self, rank: int) -> dict[Queue, tuple[Firing, ...]]:
+        """What each queue fires, in order: receives in the order in which their senders come to them, all else as the schedule runs the passes."""
         found: dict[Queue, list[Firing]] = {}
+        received: dict[Queue, list[tuple[int, Firing]]] = {}
 
         def fire(tasks: Sequence[Task], microbatch: int) -> None:
             for t in tasks:
-                if self._has(t, rank):
-                    found.setdefault((rank, t.queue), []).append((self._at(t.name, rank), microbatch))
+                firing = (self._at(t.name, rank), microbatch)
+                if t.kind == "recv":
+                    found.setdefault((rank, t.queue), [])
+                    received.setdefault((rank, t.queue), []).append((self.moments[(t.peers[0], t.part), microbatch], firing))
+                elif self._has(t, rank):
+                    found.setdefault((rank, t.queue), []).append(firing)
 
         fire(self._tasks("begin"), 0)
         for stage, kind, microbatch in self.slots:
             fire(self._backward(stage) if kind == "B" else self._tasks(kind, stage), microbatch)
         fire(self._tasks("end"), 0)
+        found |= {queue: [firing for _, firing in sorted(order, key=lambda x: x[0])] for queue, order in received.items()}
         return {queue: tuple(order) for queue, order in found.items()}
 
     def _has(self, task: Task, rank: int) -> bool:

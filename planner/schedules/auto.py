@@ -34,15 +34,15 @@ class Found:
 class Effort:
     """How long to search: generations of rules and how many a generation, rounds of moves, and passes to prove at most; counts, so that answers repeat."""
 
-    generations: int = 40
-    patience: int = 8
+    generations: int = 24
+    patience: int = 6
     brood: int = 64
-    rounds: int = 300
+    rounds: int = 400
     width: int = 40
-    passes: int = 12_000_000
+    passes: int = 10_000_000
     starts: int = 3
-    prove: int = 36
-    nodes: int = 5000
+    prove: int = 80
+    nodes: int = 150
 
 
 def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0) -> Found:

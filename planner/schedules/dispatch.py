@@ -20,8 +20,9 @@ NEVER = 1e30
 class Rules:
     """Numbers of the rules, each [candidate, rank], `ahead` [candidate, rank, chunk].
 
-    `ahead`: forwards whose input gradient has not run, at most. `favour`: seconds that a forward may not gain on an input gradient before it goes first; below 0
-    forwards go first. `fill`: share of a weight gradient that a wait must cover to be filled. `owed`: weight gradients put off, at most.
+    `ahead`: forwards whose input gradient has not run, at most. `favour`: a forward goes first where it can start so many seconds earlier than the input
+    gradient; below 0 even where it starts later. `fill`: share of a weight gradient that a wait must cover to be filled. `owed`: the most weight gradients
+    that are put off.
     """
 
     ahead: np.ndarray
@@ -57,7 +58,7 @@ class _Floor:
         self.lag = [pipe.lag[:, k] for k in kind]
         self.delta = [pipe.delta[:, k] for k in kind]
         self.row = (np.arange(n) * (pipe.zero + 3))[:, None, None]
-        self.makes = [np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind]
+        self.makes = np.stack([np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind])
         # a first pass looks at the cell that is always 0: it counts on from there with steps of no width
         self.needs = [np.where(pipe.needs[:, k] < 0, pipe.zero, pipe.needs[:, k]) for k in kind]
         self.step = [(pipe.needs[:, k] >= 0).astype(int) for k in kind]
@@ -109,11 +110,11 @@ class _Floor:
         token = np.where(weight, 3 * oldest + W, np.where(forward, 3 * best_f + F, 3 * best_i + I))
         return token, np.where(weight, free, start)
 
-    def _start(self, where: tuple[np.ndarray, np.ndarray], token: np.ndarray, start: np.ndarray) -> None:
+    def _start(self, where: tuple[np.ndarray, ...], token: np.ndarray, start: np.ndarray) -> None:
         n, r = where
         kind, chunk = token % 3, token // 3
         end = start + self.pipe.seconds[r, token]
-        makes = np.stack(self.makes)[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
+        makes = self.makes[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
         self.ends[n, makes] = end
         self.count[kind, n, r, chunk] += 1
         self.live[n, r] += self.pipe.delta[r, token]
@@ -151,7 +152,7 @@ class Breeder:
 
     def change(self, parents: Rules, num: int) -> Rules:
         """`num` candidates: two parents crossed by rank, then some numbers of some ranks changed."""
-        rng, (n, p, v) = self.rng, parents.ahead.shape
+        rng, (n, p) = self.rng, parents.ahead.shape[:2]
         one, two = parents.take(rng.integers(0, n, num)), parents.take(rng.integers(0, n, num))
         from_two = np.arange(p) >= rng.integers(0, 2 * p, (num, 1))
         kid = Rules(

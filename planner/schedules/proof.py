@@ -18,20 +18,21 @@ the first two a send waits for its receive."""
 Item = tuple[str, int, int]
 
 
-def check_orders(table: Table | Orders, rank_of: Callable[[int], int] | None, num_microbatches: int, sends: str = "stream") -> Orders:
+def check_orders(table: Table | Orders, rank_of: Callable[[int], int] | None, num_microbatches: int, sends: str = "stream", copies: int = 1) -> Orders:
     """The passes of `table`, proved: every stage runs F and then B, or I and then W, of every microbatch once, on its rank, and no rank waits for ever.
 
-    `rank_of` says where stages lie; without it every microbatch of a stage lies where its forward stands. Raises PlanError naming the pass that is dropped,
-    doubled or misplaced, or Deadlock with the cycle of waits.
+    `rank_of` says where stages lie; without it every microbatch of a stage lies where its forward stands. `copies`: so many pipelines run the microbatches
+    between them, the stages of each counting on from those of the one before. Raises PlanError naming the pass that is dropped, doubled or misplaced, or
+    Deadlock with the cycle of waits.
     """
     orders = passes(table)
-    _once(orders, num_microbatches)
+    _once(orders, num_microbatches, copies)
     _in_place(orders, rank_of)
-    program_of(table, sends).check()
+    program_of(table, sends, copies).check()
     return orders
 
 
-def _once(orders: Orders, num_microbatches: int) -> None:
+def _once(orders: Orders, num_microbatches: int, copies: int) -> None:
     at: dict[Slot, tuple[int, int]] = {}
     for rank, order in enumerate(orders):
         for number, slot in enumerate(order, 1):
@@ -42,14 +43,24 @@ def _once(orders: Orders, num_microbatches: int) -> None:
             at[slot] = rank, number
     if not at:
         raise PlanError("the table runs nothing; give one line a rank, as in `0F0,0F1,0B0,0B1`")
-    for stage in range(1 + max(slot.stage for slot in at)):
-        for m in range(num_microbatches):
-            kinds = [k for k in "FIWB" if Slot(stage, k, m) in at]
-            if "B" in kinds and len(kinds) > 2:
-                raise PlanError(f"stage {stage} runs microbatch {m} as {', '.join(kinds)}; B is the whole backward, I and W are its two parts")
-            if kinds not in (["F", "B"], ["F", "I", "W"]):
-                missing = "F" if "F" not in kinds else "W" if "I" in kinds else "I" if "W" in kinds else "B"
-                raise PlanError(f"no rank runs {Slot(stage, missing, m)}; every stage runs F and B, or F, I and W, of every microbatch once")
+    num_stages = (1 + max(slot.stage for slot in at)) // copies
+    pipes: list[set[int]] = [set() for _ in range(num_microbatches)]
+    for slot in at:
+        pipes[slot.microbatch].add(slot.stage // num_stages)
+    for m, pipe in enumerate(pipes):
+        if len(pipe) > 1:
+            raise PlanError(f"microbatch {m} runs through copies {', '.join(map(str, sorted(pipe)))} of the pipeline; each microbatch takes one of them")
+        first = num_stages * min(pipe, default=0)
+        for stage in range(first, first + num_stages):
+            _one_pass([k for k in "FIWB" if Slot(stage, k, m) in at], stage, m)
+
+
+def _one_pass(kinds: list[str], stage: int, m: int) -> None:
+    if "B" in kinds and len(kinds) > 2:
+        raise PlanError(f"stage {stage} runs microbatch {m} as {', '.join(kinds)}; B is the whole backward, I and W are its two parts")
+    if kinds not in (["F", "B"], ["F", "I", "W"]):
+        missing = "F" if "F" not in kinds else "W" if "I" in kinds else "I" if "W" in kinds else "B"
+        raise PlanError(f"no rank runs {Slot(stage, missing, m)}; every stage runs F and B, or F, I and W, of every microbatch once")
 
 
 def _in_place(orders: Orders, rank_of: Callable[[int], int] | None) -> None:
@@ -61,21 +72,21 @@ def _in_place(orders: Orders, rank_of: Callable[[int], int] | None) -> None:
                 raise PlanError(f"{slot} stands on rank {rank}; stage {slot.stage} lies on rank {right}")
 
 
-def program_of(table: Table | Orders, sends: str = "stream", name: str = "orders") -> Program:
+def program_of(table: Table | Orders, sends: str = "stream", copies: int = 1) -> Program:
     """The Program of a table: an actor that fires once a step for every pass, send and receive, and registers without bytes for what they hand on.
 
     A message that the table does not list runs by itself. Raises PlanError where it lists one that no pass waits for, or one end of it alone.
     """
-    return _Writer(table, sends).program(name)
+    return _Writer(table, sends, copies).program("orders")
 
 
 class _Writer:
-    def __init__(self, table: Table | Orders, sends: str) -> None:
+    def __init__(self, table: Table | Orders, sends: str, copies: int) -> None:
         if sends not in SENDS:
             raise PlanError(f"sends are {', '.join(SENDS)}, not `{sends}`")
         self.table, self.sends = table, sends
         self.orders = passes(table)
-        self.num_stages = 1 + max(s.stage for order in self.orders for s in order)
+        self.num_stages = (1 + max(s.stage for order in self.orders for s in order)) // copies
         self.maker: dict[Item, int] = {g: rank for rank, order in enumerate(self.orders) for g in map(gives, order) if g}
         self.needs: list[tuple[int, Slot, Item]] = [
             (rank, slot, item) for rank, order in enumerate(self.orders) for slot in order for item in waits_for(slot, self.num_stages) if item in self.maker
@@ -157,7 +168,7 @@ def _register(item: Item, rank: int) -> Register:
     return Register(_at(item, rank), rank, (), "float32", 0, "step")
 
 
-def with_messages(orders: Orders) -> Table:
+def with_messages(orders: Orders, copies: int = 1) -> Table:
     """The orders with every send right after the pass that makes it possible, and its receive listed at the same moment on the other rank.
 
     Both ends join their lists together, in an order in which everything can run: so no two lists can contradict each other. Raises Deadlock where none can.
@@ -167,7 +178,7 @@ def with_messages(orders: Orders) -> Table:
     0F0,0SEND_F0,0RECV_B0,0B0
     1RECV_F0,1F0,1B0,1SEND_B0
     """
-    program = program_of(orders, "buffered").check()
+    program = program_of(orders, "buffered", copies).check()
     slots = {str(s): s for order in orders for s in order}
     ends = {a.name: _message(a.name) for a in program.actors if a.channel}
     machine = Machine(program, steps=1)

@@ -48,15 +48,16 @@ def any_size(num_ranks: int, num_microbatches: int, num_chunks: int) -> str:
 class Schedule:
     """One schedule. All its functions take (num_ranks, num_microbatches, num_chunks); a chunk is a stage that a rank holds.
 
-    `write` gives the orders. `time` is the closed form of a step with equal stages and free hops, from 2 * num_ranks microbatches on; `memory` that of the
-    activations a rank (first argument) keeps at most, in microbatches of its whole share, freed by W. `refuse` says what is wrong with sizes, or nothing.
+    `write` gives the orders. `time` is the closed form of a step with equal stages and free hops, from 2 * num_ranks microbatches on, where there is one;
+    `memory` that of the activations a rank (first argument) keeps at most, in microbatches of its whole share, freed by W. `refuse` says what is wrong with
+    sizes, or nothing.
     `chunks` is the number of stages a rank holds, None where it is free. `copies`: how often each parameter is there.
     """
 
     name: str
     source: str
     write: Callable[[int, int, int], Orders]
-    time: Callable[[int, int, int, Times], float]
+    time: Callable[[int, int, int, Times], float] | None
     memory: Callable[[int, int, int, int], float]
     place: Callable[[int, int], int] = loop
     chunks: int | None = 1
@@ -65,7 +66,7 @@ class Schedule:
     copies: int = 1
 
     def num_chunks(self, wanted: int = 1) -> int:
-        """Stages that a rank holds when `wanted` are asked for; PlanError where the schedule has another number."""
+        """Stages that a rank holds when `wanted` are asked for, two where the number is free and 1 is; PlanError where the schedule has another number."""
         if self.chunks is not None and wanted not in (1, self.chunks):
             raise PlanError(f"schedule `{self.name}` puts {self.chunks} stages on a rank, not {wanted}; leave vpp out or give {self.chunks}")
         if self.chunks is None and wanted < 2:
@@ -94,7 +95,9 @@ class Schedule:
         return self.write(num_ranks, num_microbatches, self.num_chunks(num_chunks))
 
     def time_s(self, num_ranks: int, num_microbatches: int, num_chunks: int = 1, times: Times | None = None) -> float:
-        """Closed form of a step's seconds."""
+        """Closed form of a step's seconds; PlanError where there is none."""
+        if self.time is None:
+            raise PlanError(f"schedule `{self.name}` has no closed form of its time; simulate its orders")
         return self.time(num_ranks, num_microbatches, self.num_chunks(num_chunks), times or Times())
 
     def bubble(self, num_ranks: int, num_microbatches: int, num_chunks: int = 1, times: Times | None = None) -> float:

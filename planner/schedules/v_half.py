@@ -1,0 +1,39 @@
+"""V-Half: a V whose ways down take twice as long as its ways up: half the activations of 1F1B, and a smaller bubble (Qi et al., 2024, arXiv:2405.15362).
+
+Its bubble has no closed form for unequal times. A rank keeps what its block keeps: p / 2 + 1 microbatches where p is even.
+
+>>> print(show(SCHEDULE.orders(2, 2)))
+0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0W1
+1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1W0 2W1 1W1
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from planner.schedules.building_block import Block, drawn_together, most_kept
+from planner.schedules.schedule import Schedule, vee
+from planner.schedules.slot import Orders, show
+
+__all__ = ["SCHEDULE", "show"]
+
+
+def rows(p: int) -> Block:
+    pause = 3 if p % 2 == 0 else 0
+    return [
+        [2 * r for r in range(p)], [3 * p - 2 - r for r in range(p)], [3 * p + pause - 1 + 2 * r for r in range(p)],
+        [6 * p + pause - 2 - r for r in range(p)],
+    ]  # fmt: skip
+
+
+@cache
+def orders(p: int, m: int, v: int) -> Orders:
+    return drawn_together(rows(p), m, "I")
+
+
+@cache
+def memory(rank: int, p: int, m: int, v: int) -> float:
+    return min(most_kept(rows(p), "I") / 2, m)
+
+
+SCHEDULE = Schedule("v-half", "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=True)
