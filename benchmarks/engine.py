@@ -116,7 +116,8 @@ def write(program: Program, found: list[Rate], ratios: dict[str, float], equal: 
     RESULTS.mkdir(exist_ok=True)
     day = datetime.date.today().isoformat()
     document = {
-        "measured_on": day, "machine": platform.machine(), "python": platform.python_version(), "numpy": np.__version__, "load": os.getloadavg()[0],
+        "measured_on": day, "machine": platform.machine(), "python": platform.python_version(), "numpy": np.__version__,
+        "clock": "CPU seconds of one thread", "load": os.getloadavg()[0],
         "num_ranks": len(program.ranks), "num_actors": len(program.actors), "steps": STEPS, "rounds": ROUNDS, "bit_for_bit_equal": equal, **ratios,
         "rates": [{"name": r.name, "num": r.num, "seconds": r.seconds, "per_s": r.per_s, "least_per_s": r.least_per_s} for r in found],
     }  # fmt: skip

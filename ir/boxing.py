@@ -39,6 +39,7 @@ class Step:
 def kind_1d(src: Sbp, dst: Sbp) -> str:
     """The name of the step between two placements on one axis, `none` where they are equal.
 
+    >>> from ir.sbp import P
     >>> [kind_1d(*pair) for pair in ((P, B), (P, S(0)), (S(0), B), (S(0), S(1)), (B, S(0)), (B, P), (S(0), P))]
     ['all_reduce', 'reduce_scatter', 'all_gather', 'all_to_all', 'slice', 'zero', 'pad']
     """
