@@ -6,6 +6,7 @@ Usage: python benchmarks/schedule_auto.py [RESULT.json]
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import date
@@ -53,7 +54,9 @@ def main(result: str | None = None) -> int:
             f"{gap:.2%} above the bound, by {row['method']}, {row['wall_s']:.2f} s ({row['cpu_s']:.2f} s of CPU)"
         )
     if result:
-        Path(result).write_text(json.dumps({"measured_on": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+        Path(result).write_text(
+            json.dumps({"measured_on": date.today().isoformat(), "load_average": os.getloadavg(), "cores": os.cpu_count(), "rows": rows}, indent=1) + "\n"
+        )
     return 0
 
 

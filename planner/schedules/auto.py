@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.errors import PlanError
-from planner.schedules import SCHEDULES
+from planner.schedules import SCHEDULES, Schedule
 from planner.schedules.bound import lower_bound
 from planner.schedules.certificate import certify
 from planner.schedules.climb import climb
 from planner.schedules.dispatch import Breeder, dispatch
+from planner.schedules.own import own_schedule
 from planner.schedules.pipe import TOLERANCE, Limits, Pipe, StageTimes
 from planner.schedules.retime import retime
 from planner.schedules.slot import Orders
+from planner.schedules.text import write
 
 __all__ = ["Effort", "Found", "Limits", "StageTimes", "search_orders"]
 
@@ -28,6 +30,10 @@ class Found:
     bound_s: float
     optimal: bool
     method: str
+
+    def schedule(self, name: str = "auto") -> Schedule:
+        """The orders as a Schedule for this one size, proved to run."""
+        return own_schedule(name, write(self.orders))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class _Search:
         if not optimal and self.pipe.length * self.pipe.p <= self.effort.prove:
             optimal = self._prove()
         makespan, method, word = self.pool[0]
-        return Found(self.pipe.orders(word), makespan, min(self.bound, makespan), optimal, method)
+        return Found(self.pipe.orders(word), makespan, makespan if optimal else min(self.bound, makespan), optimal, method)
 
     def _breed(self) -> None:
         breeder = Breeder(self.pipe, self.rng)

@@ -239,6 +239,16 @@ def test_less_memory_takes_no_less_time_and_one_unit_runs_one_by_one() -> None:
     assert all(f.optimal for f in found[:1])
 
 
+def test_found_orders_are_a_schedule_of_their_own() -> None:
+    times, m, limits = draw(3, 3, 5, (3, 4))
+    found = search_orders(times, m, limits)
+    schedule = found.schedule()
+    assert (schedule.name, schedule.num_chunks(), schedule.splits) == ("auto", 1, True)
+    assert schedule.orders(3, 5) == found.orders
+    with pytest.raises(PlanError, match="schedule `auto` cannot run 6 microbatches"):
+        schedule.legal(3, 6)
+
+
 def test_zero_seconds_and_one_rank_have_orders() -> None:
     nothing = StageTimes.equal(2, f=0.0, i=0.0, w=0.0)
     assert search_orders(nothing, 3).makespan_s == 0.0
