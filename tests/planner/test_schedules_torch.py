@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.schedules import SCHEDULES, Orders, schedule
 from planner.schedules.proof import with_messages
-from planner.schedules.text import Message, parse, write
+from planner.schedules.text import parse, write
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -57,35 +53,3 @@ def test_pytorch_reads_our_tables_and_can_run_their_messages(name: str, p: int, 
     assert [[str(a) for a in read[r]] for r in range(p)] == [[str(a) for a in row] for row in table]
     run = torch_schedules._simulate_comms_compute(read, lambda stage: s.rank_of(stage, p), p * s.num_chunks())
     assert {r: [a for a in row if a is not None] for r, row in run.items()}.keys() == read.keys()
-
-
-def test_pytorchs_runtime_trains_under_our_tables_to_the_loss_of_one_process(tmp_path: Path) -> None:
-    """Two processes on gloo. Passes alone, and passes with our messages."""
-    p, m = 2, 4
-    tables: dict[str, list[Any]] = {}
-    for name in ("gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "interleaved-zb", "zb-v", "v-half", "1f1b-v", "dualpipe-v"):
-        s = schedule(name)
-        home = [s.rank_of(stage, p) for stage in range(p * s.num_chunks())]
-        orders = s.orders(p, m)
-        (tmp_path / f"{name}.csv").write_text(write(orders))
-        tables[name] = [home, m, "compute_only"]
-        reduced = [[Message(stage, "REDUCE_GRAD", -1) for stage, at in enumerate(home) if at == rank] for rank in range(p)]
-        (tmp_path / f"{name}+messages.csv").write_text(write([[*row, *last] for row, last in zip(with_messages(orders), reduced, strict=True)]))
-        tables[f"{name}+messages"] = [home, m, "compute_comms"]
-    (tmp_path / "tables.json").write_text(json.dumps(tables))
-    root = Path(__file__).parents[2]
-    script = str(root / "tests/planner/torch_pipeline.py")
-    logs = [open(tmp_path / f"log{rank}", "w+") for rank in range(p)]  # noqa: SIM115
-    runs = [subprocess.Popen([sys.executable, script, str(rank), str(tmp_path)], stdout=log, stderr=log) for rank, log in enumerate(logs)]
-    try:
-        codes = [run.wait(timeout=300) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-        for log in logs:
-            log.close()
-    assert codes == [0, 0], "".join((tmp_path / f"log{rank}").read_text() for rank in range(p))
-    found = {k: v for rank in range(p) for k, v in json.loads((tmp_path / f"losses{rank}.json").read_text()).items()}
-    assert found.keys() == tables.keys()
-    for name, (losses, alone) in found.items():
-        assert losses == pytest.approx(alone, rel=1e-10), name
