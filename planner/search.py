@@ -34,6 +34,9 @@ NEAR = 1.15
 PATIENCE = 10
 """So many candidates in a row that do not better the best end the search; those left are told by their bounds (`gap`)."""
 
+SEARCH_SHARE = 0.5
+"""Of the budget that the search may use; the rest is for simulating the best, which for a model of a hundred layers takes longer than finding them."""
+
 Progress = Callable[[str, int, int], None]
 """progress(what is done now, how many are done, how many there are)."""
 
@@ -62,9 +65,9 @@ def plan(
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far is returned (nothing yet: the search
-    goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans when nothing fits, InputError or PlanError
-    when `fix` contradicts the cluster or the model.
+    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
+    (nothing yet: the search goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans and what would help
+    when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
@@ -151,7 +154,11 @@ class _Search:
         return min(self.waiting, key=lambda c: (self.evaluator.footprint.least_bytes(c), str(c))) if is_lost else self.waiting[0]
 
     def _is_enough(self) -> bool:
-        return bool(self.found) and (self.in_vain >= PATIENCE or time.perf_counter() - self.began_s > self.budget_s)
+        return bool(self.found) and (self.in_vain >= PATIENCE or self._is_late(SEARCH_SHARE))
+
+    def _is_late(self, share: float) -> bool:
+        """Whether this share of the budget is used up."""
+        return time.perf_counter() - self.began_s > share * self.budget_s
 
     def _try(self, c: Candidate) -> None:
         if self._twin(c, c.schedule, "none"):
@@ -180,10 +187,14 @@ class _Search:
         return len(times) >= self.top and self.evaluator.bounds.lower_bound_s(c) > min(times[self.top - 1], NEAR * times[0])
 
     def _simulate(self, most: int) -> None:
-        """The `top` of the best estimates, and more (`most` in all) as long as their estimates promise more than the best simulation."""
+        """The `top` of the best estimates, and more (`most` in all) as long as their estimates promise more than the best simulation; one, where time is up."""
         for e in sorted(self.found, key=_by_estimate)[len(self.plans) : most]:
             if len(self.plans) >= self.top and e.estimate_s >= min(p.predicted["step_s"] for p in self.plans):
                 return
+            if self.plans and self._is_late(1.0):
+                return
+            if self.progress and not self.interrupted:
+                self.progress(f"simulating {e.candidate}", len(self.plans), most)
             self.plans.append(self.evaluator.simulate(e))
 
     def _result(self) -> Result:

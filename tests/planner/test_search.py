@@ -146,6 +146,22 @@ def test_time_that_runs_out_leaves_the_best_so_far() -> None:
     assert result.gap > 0
 
 
+def test_the_budget_holds_for_the_simulations_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that runs out while the best are simulated leaves those that are done."""
+    clock = [0.0]
+    monkeypatch.setattr("planner.search.time.perf_counter", lambda: clock[0])
+    simulate_one = Evaluator.simulate
+
+    def slowly(self: Evaluator, e: Any) -> Any:
+        clock[0] += 20.0
+        return simulate_one(self, e)
+
+    monkeypatch.setattr(Evaluator, "simulate", slowly)
+    result = search(budget_s=30.0)
+    assert len(result.plans) == 2
+    assert result.evaluated > 2
+
+
 def test_what_does_not_fit_says_what_is_missing_and_what_would_help() -> None:
     message = r"does not fit on 4 x .*: 9\.28 KiB may be filled .*KiB are missing\. Nearest: dp\d.*KiB; .*; .*\. Ways out: .*such devices at the very least"
     with pytest.raises(DoesNotFit, match=message) as caught:
