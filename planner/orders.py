@@ -96,6 +96,8 @@ def check_schedule(plan: Plan) -> None:
         check_orders(orders_of(plan), lambda stage: _site_of(plan, stage), plan.num_microbatches)
         return
     chosen = schedule(plan.schedule)
+    if chosen.copies > 1:
+        raise PlanError(f"schedule `{plan.schedule}` keeps every parameter {chosen.copies} times; a plan holds one copy: choose dualpipe-v, its half")
     if chosen.num_chunks(num_chunks) != num_chunks:
         raise PlanError(f"schedule `{plan.schedule}` puts {chosen.num_chunks(num_chunks)} stages on a rank; the plan puts {num_chunks}")
     chosen.legal(len(sites), plan.num_microbatches, num_chunks)
