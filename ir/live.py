@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.net import Net, compile_net, consumption, production
+from ir.net import Net, consumption, production
 from ir.program import Program
 from ir.timed import check_belongs
 
@@ -55,7 +55,7 @@ class LiveMemory:
 def live_memory(timeline: Timeline, program: Program) -> tuple[LiveMemory, ...]:
     """Every rank's memory over the whole timeline, in order of rank. Raises InputError where the timeline is of another program."""
     check_belongs(timeline, program)
-    net = compile_net(program)
+    net = program.net
     lives: dict[int, list[tuple[float, str, int]]] = {rank: [] for rank in sorted({*program.ranks, *(r.rank for r in program.registers)})}
     for rank, memory, opened, closed, nbytes in _lives(timeline, net):
         lives[rank] += [(opened, memory, nbytes), (closed, memory, -nbytes)]
@@ -63,28 +63,33 @@ def live_memory(timeline: Timeline, program: Program) -> tuple[LiveMemory, ...]:
 
 
 def _curve(rank: int, events: list[tuple[float, str, int]]) -> LiveMemory:
-    times = np.unique(np.array([t for t, _, _ in events], dtype=np.float64))
-    found: dict[str, Floats] = {}
-    for t, memory, change in events:
-        found.setdefault(memory, np.zeros(len(times)))[int(np.searchsorted(times, t))] += change
-    return LiveMemory(rank, times, {c: np.cumsum(found[c]) for c in sorted(found)})
+    times, at = np.unique(np.array([t for t, _, _ in events], dtype=np.float64), return_inverse=True)
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for moment, (_, memory, change) in zip(at.tolist(), events, strict=True):
+        moments, changes = found.setdefault(memory, ([], []))
+        moments.append(moment)
+        changes.append(change)
+    return LiveMemory(rank, times, {c: np.cumsum(np.bincount(found[c][0], found[c][1], len(times))) for c in sorted(found)})
 
 
 def _lives(timeline: Timeline, net: Net) -> Iterator[tuple[int, str, float, float, int]]:
     """(rank, memory class, opened, closed, bytes) of every item of every step; what is not seen to end lives to the end."""
     program = net.program
     node = {a.name: net.nodes[i] for i, a in enumerate(program.actors)}
-    when = {(node[s.actor][s.microbatch], s.step): (s.start_s, s.end_s) for s in timeline.spans}
-    steps = sorted({s.step for s in timeline.spans})
     first, last = min((s.start_s for s in timeline.spans), default=0.0), max((s.end_s for s in timeline.spans), default=0.0)
+    starts: dict[int, list[float | None]] = {k: [None] * net.num_nodes for k in sorted({s.step for s in timeline.spans})}
+    closes = {k: [last] * net.num_nodes for k in starts}
+    for s in timeline.spans:
+        here = node[s.actor][s.microbatch]
+        starts[s.step][here], closes[s.step][here] = s.start_s, s.end_s
     for i, r in enumerate(program.registers):
         if r.initial:
             yield r.rank, r.memory, first, last, r.nbytes * r.credits
             continue
         opens, publishes = production(net, i)
         ends = [consumption(net, i, reader)[1] for reader in net.readers[i]] or [publishes]
-        for k in steps:
+        for k, opened in starts.items():
+            closed = closes[k]
             for p, opening in enumerate(opens):
-                if (opening, k) in when:
-                    closed = [when[nodes[p], k][1] if (nodes[p], k) in when else last for nodes in ends]
-                    yield r.rank, r.memory, when[opening, k][0], max(closed), r.nbytes
+                if (moment := opened[opening]) is not None:
+                    yield r.rank, r.memory, moment, max([closed[nodes[p]] for nodes in ends]), r.nbytes

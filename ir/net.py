@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from ir.program import Program, Queue, Register
@@ -28,9 +30,9 @@ class Edge(NamedTuple):
     register: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Net:
-    """A Program in integers. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
+    """A Program in integers, not to be changed. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
 
     `start[q] .. start[q + 1]`: nodes of queue q. `actor`, `microbatch`, `queue`, `group`: by node. `nodes`: by actor, then microbatch; empty where the actor's
     rank is not held. `members`: nodes of every group, in order of rank. `producer` (-1: none) and `readers`: actors, by register.
@@ -56,6 +58,12 @@ class Net:
         """(the node after this one in its queue, 1 where that is in the next step)."""
         queue = self.queue[node]
         return (node + 1, 0) if node + 1 < self.start[queue + 1] else (self.start[queue], 1)
+
+    @cached_property
+    def waits(self) -> list[tuple[int, int, int]]:
+        """(src, dst, offset) of all edges that the orders of the queues do not already imply."""
+        found = (_register_edges(self, i, r.credits) for i, r in enumerate(self.program.registers))
+        return needed(self, chain.from_iterable(found))
 
 
 def compile_net(program: Program, ranks: Collection[int] | None = None) -> Net:
@@ -118,6 +126,10 @@ def register_edges(net: Net, index: int, credits: int) -> Iterator[Edge]:
 
     Without readers there are none: an item that nobody reads is released as it is published, on the producer's own queue.
     """
+    return map(Edge._make, _register_edges(net, index, credits))
+
+
+def _register_edges(net: Net, index: int, credits: int) -> Iterator[tuple[int, int, int, str, int]]:
     register, producer = net.program.registers[index], net.producer[index]
     if producer < 0:
         return
@@ -126,10 +138,10 @@ def register_edges(net: Net, index: int, credits: int) -> Iterator[Edge]:
     kind = "update" if register.name in net.program.actors[producer].updates else "credit"
     for needs, releases in (consumption(net, index, reader) for reader in net.readers[index]):
         for p in range(width):
-            yield Edge(publishes[p], needs[p], register.initial, "item", index)
+            yield publishes[p], needs[p], register.initial, "item", index
         for p in range(width):
             steps, freed = divmod(p + register.initial - credits, width)
-            yield Edge(releases[freed], opens[p], -steps, kind, index)
+            yield releases[freed], opens[p], -steps, kind, index
 
 
 def production(net: Net, index: int) -> tuple[list[int], list[int]]:
@@ -157,25 +169,27 @@ def edges(net: Net, credits: Mapping[int, int] | None = None) -> Iterator[Edge]:
         yield from register_edges(net, i, register.credits if credits is None else credits.get(i, register.credits))
 
 
-def needed(net: Net, found: Iterable[Edge]) -> list[tuple[int, int, int]]:
+def needed(net: Net, found: Iterable[tuple[int, int, int, str, int]]) -> list[tuple[int, int, int]]:
     """(src, dst, offset) of the edges that the orders of the queues do not already imply.
 
     An edge within a queue is implied unless it points backwards in one step. From one queue to another, a firing need not wait for what an earlier firing
     of its own queue has waited for: each keeps its edges in rising order of src. Order edges themselves are left out.
     """
     between: dict[tuple[int, int], dict[int, int]] = {}
-    out = []
+    out, queue = list[tuple[int, int, int]](), net.queue
+    lengths = [b - a for a, b in pairwise(net.start)]
     for src, dst, offset, kind, _ in found:
-        a, b = net.queue[src], net.queue[dst]
-        if kind == "order" or (a == b and (offset > 0 or src < dst)):
-            continue
+        a, b = queue[src], queue[dst]
         if a == b:
-            out.append((src, dst, offset))
-            continue
-        late = src - offset * (net.start[a + 1] - net.start[a])
-        keep = between.setdefault((a, b), {})
-        if keep.get(dst, late) <= late:
-            keep[dst] = late
+            if src >= dst and offset <= 0 and kind != "order":
+                out.append((src, dst, offset))
+        elif kind != "order":
+            late = src - offset * lengths[a]
+            keep = between.get((a, b))
+            if keep is None:
+                between[a, b] = {dst: late}
+            elif keep.get(dst, late) <= late:
+                keep[dst] = late
     for (a, _), keep in between.items():
         start, length = net.start[a], net.start[a + 1] - net.start[a]
         latest = max(keep.values()) - length
@@ -190,7 +204,7 @@ def needed(net: Net, found: Iterable[Edge]) -> list[tuple[int, int, int]]:
 def awaited(net: Net) -> list[list[tuple[int, int]]]:
     """For each node the (src, offset) in other queues of its rank that it waits for, as far as no queue's order implies them."""
     out: list[list[tuple[int, int]]] = [[] for _ in range(net.num_nodes)]
-    for src, dst, offset in needed(net, edges(net)):
+    for src, dst, offset in net.waits:
         out[dst].append((src, offset))
     return out
 

@@ -54,6 +54,7 @@ class Plan:
     `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers whose forward is run again in the backward. `reboxed`: ("tensor", "node") uses whose
     saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
     (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
+    `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
     `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
     """
 
@@ -78,6 +79,7 @@ class Plan:
     layout: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
+    orders: tuple[str, ...] = ()
 
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
@@ -89,8 +91,13 @@ class Plan:
         raise PlanError(f"layer {layer} is in no stage; stages are {[(s.first, s.last) for s in self.stages]}")
 
     @property
+    def sites(self) -> tuple[tuple[int, ...], ...]:
+        """The distinct sets of ranks that hold stages, in order of their first stage: the pipeline's ranks. Where stages are virtual, one holds several."""
+        return tuple(dict.fromkeys(s.ranks for s in self.stages))
+
+    @property
     def num_ranks(self) -> int:
-        return sum(len(s.ranks) for s in self.stages)
+        return sum(map(len, self.sites))
 
     @property
     def microbatch(self) -> int:
@@ -126,7 +133,7 @@ class Plan:
             "params": _group((k, [nd(v.state), nd(v.held), nd(v.grad)]) for k, v in self.params.items()),
             "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
             "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
-            "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links],
+            "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links], "orders": list(self.orders),
         }  # fmt: skip
 
     @classmethod
@@ -155,7 +162,7 @@ class Plan:
                 {k: Hub(*map(nd, v)) for k, v in _ungroup(data["hubs"])},
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
-                tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())),
+                tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())), tuple(map(str, data.get("orders", ()))),
             )  # fmt: skip
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error

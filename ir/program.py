@@ -25,10 +25,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ir.errors import ProgramError
 from ir.work import Work
+
+if TYPE_CHECKING:
+    from ir.net import Net
 
 SCHEMA_VERSION = 1
 CLOCKS = ("microbatch", "step")
@@ -150,6 +153,13 @@ class Program:
             if a.channel:
                 found.setdefault(a.channel, []).append(a)
         return {c: tuple(sorted(members, key=lambda a: a.rank)) for c, members in found.items()}
+
+    @cached_property
+    def net(self) -> Net:
+        """The marked graph of a well-formed program."""
+        from ir.net import compile_net
+
+        return compile_net(self)
 
     def firings(self, actor: Actor) -> int:
         """How often the actor fires in a step."""

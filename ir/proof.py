@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ir.errors import Deadlock, ProgramError
-from ir.net import Edge, Net, compile_net, consumption, edges, needed, order_edges, production, register_edges
+from ir.net import Edge, Net, consumption, edges, needed, order_edges, production, register_edges
 from ir.program import CLOCKS, MEMORY_CLASSES, Actor, Program, Register
 from ir.story import cycle_lines
 from ir.work import KINDS
@@ -22,8 +22,8 @@ def prove(program: Program) -> None:
     """
     well_formed(program)
     matched(program)
-    net = compile_net(program)
-    if not _has_order(net, needed(net, edges(net))):
+    net = program.net
+    if not _has_order(net, net.waits):
         raise Deadlock(_sentence(net))
 
 
@@ -342,7 +342,7 @@ def sufficient_credits(program: Program) -> Mapping[str, int]:
     """
     well_formed(program)
     matched(program)
-    found = _sufficient(compile_net(program))
+    found = _sufficient(program.net)
     return {r.name: found[i] for i, r in enumerate(program.registers)}
 
 

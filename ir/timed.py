@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ir.errors import InputError
-from ir.net import awaited, compile_net
+from ir.net import awaited
 from ir.program import Actor, Program
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ class Timed(NamedTuple):
 
 def check_belongs(timeline: Timeline, program: Program) -> None:
     """Raises InputError at the first span that is no firing of the program."""
+    actors, num = program.actor, program.num_microbatches
     for s in timeline.spans:
-        actor = program.actor.get(s.actor)
-        if actor is None or (actor.rank, actor.queue) != (s.rank, s.queue) or s.microbatch >= program.firings(actor):
+        actor = actors.get(s.actor)
+        if actor is None or actor.rank != s.rank or actor.queue != s.queue or s.microbatch >= (num if actor.clock == "microbatch" else 1):
             told = f"`{s.actor}` microbatch {s.microbatch} on rank {s.rank} ({s.queue})"
             raise InputError(f"the {timeline.kind} timeline has {told}, which program `{program.name}` has not; give the program that it is of")
 
@@ -61,35 +62,38 @@ def timed(timeline: Timeline, program: Program) -> list[Timed]:
 
 def _timed(timeline: Timeline, program: Program) -> list[Timed]:
     check_belongs(timeline, program)
-    out, joint = [], dict[tuple[str, int, int], tuple[float, float]]()
-    for s, since in zip(timeline.spans, _ready(timeline.spans, program), strict=True):
-        actor, ready = program.actor[s.actor], min(since, s.start_s)
-        out.append(Timed(s, actor, ready, ready, s.start_s))
-        if actor.channel:
-            key = (actor.channel, s.step, s.microbatch)
-            met, begin = joint.get(key, (ready, s.start_s))
-            joint[key] = (max(met, ready), max(begin, s.start_s))
-    return [_together(t, joint[t.actor.channel, t.span.step, t.span.microbatch]) if t.actor.channel else t for t in out]
+    actors, joint = program.actor, dict[tuple[str, int, int], tuple[float, float]]()
+    readies = _ready(timeline.spans, program)
+    for s, ready in zip(timeline.spans, readies, strict=True):
+        if channel := actors[s.actor].channel:
+            met, begin = joint.get((channel, s.step, s.microbatch), (ready, s.start_s))
+            joint[channel, s.step, s.microbatch] = (max(met, ready), max(begin, s.start_s))
+    return [_of(s, actors[s.actor], ready, joint) for s, ready in zip(timeline.spans, readies, strict=True)]
 
 
-def _together(t: Timed, joint: tuple[float, float]) -> Timed:
-    """Its moments as those of its channel; clocks of ranks that disagree cannot put them after its end."""
-    met, begin = (min(moment, t.span.end_s) for moment in joint)
-    return t._replace(met_s=met, begin_s=begin)
+def _of(s: Span, actor: Actor, ready: float, joint: Mapping[tuple[str, int, int], tuple[float, float]]) -> Timed:
+    """On a channel, with its moments; clocks of ranks that disagree cannot put them after the end."""
+    if not actor.channel:
+        return Timed(s, actor, ready, ready, s.start_s)
+    met, begin = joint[actor.channel, s.step, s.microbatch]
+    return Timed(s, actor, ready, min(met, s.end_s), min(begin, s.end_s))
 
 
 def _ready(spans: Sequence[Span], program: Program) -> list[float]:
-    """For each span the latest end of all that it had to wait for on its own rank; the first start of all where there is nothing."""
-    net = compile_net(program)
+    """For each span the latest end of all that it had to wait for on its own rank, the first start of all where there is nothing; not after its start."""
+    net = program.net
     incoming = awaited(net)
     for node in range(net.num_nodes):
         after, offset = net.next_in_queue(node)
         incoming[after].append((node, offset))
     nodes = {a.name: net.nodes[i] for i, a in enumerate(program.actors)}
-    ends = {(nodes[s.actor][s.microbatch], s.step): s.end_s for s in spans}
     first = min((s.start_s for s in spans), default=0.0)
+    never = [first] * net.num_nodes
+    ends = {k: [first] * net.num_nodes for k in {s.step for s in spans}}
+    for s in spans:
+        ends[s.step][nodes[s.actor][s.microbatch]] = s.end_s
     out = []
     for s in spans:
-        before = ((src, s.step - offset) for src, offset in incoming[nodes[s.actor][s.microbatch]])
-        out.append(max((ends.get(key, first) for key in before), default=first))
+        before = [ends.get(s.step - offset, never)[src] for src, offset in incoming[nodes[s.actor][s.microbatch]]]
+        out.append(min(max(before), s.start_s))
     return out

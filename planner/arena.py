@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ir.program import Actor, Program, Register
 
 ALIGNMENT = 64
@@ -24,8 +26,11 @@ class Life(NamedTuple):
     end: int
 
 
-def share(program: Program) -> Program:
-    """The same program with `arena` and `offset` given to every register whose life is bounded."""
+def share(program: Program, passes: Mapping[str, str]) -> Program:
+    """The same program with `arena` and `offset` given to every register whose life is bounded.
+
+    `passes` names for each actor the pass that it belongs to; the compute queue of a rank runs passes one after another, never mixed.
+    """
     by_rank: dict[int, list[Register]] = {}
     for r in program.registers:
         by_rank.setdefault(r.rank, []).append(r)
@@ -35,7 +40,7 @@ def share(program: Program) -> Program:
     known: dict[tuple[tuple[Life, int], ...], tuple[int, ...]] = {}
     placed: dict[str, Register] = {}
     for rank, registers in by_rank.items():
-        lives = register_lives(registers, actors.get(rank, ()))
+        lives = register_lives(registers, actors.get(rank, ()), passes)
         shared = [r for r in registers if r.name in lives]
         key = tuple((lives[r.name], r.nbytes) for r in shared)
         if key not in known:
@@ -45,8 +50,8 @@ def share(program: Program) -> Program:
     return replace(program, registers=tuple(placed.get(r.name, r) for r in program.registers))
 
 
-def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Mapping[str, Life]:
-    """The life of every register of one rank that is bounded by compute firings of one pass, forward or backward, of a microbatch."""
+def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passes: Mapping[str, str]) -> Mapping[str, Life]:
+    """The life of every register of one rank that is bounded by compute firings of one pass of a microbatch."""
     order = [a for a in actors if a.clock == "microbatch"]
     position = {a.name: i for i, a in enumerate(order)}
     writer = {w: a for a in order for w in a.writes}
@@ -59,7 +64,7 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
         if a.queue == "compute":
             after[a.name] = position[a.name]
         else:
-            before = [after[writer[r].name] for r in a.takes if r in writer and _same_pass(writer[r], a) and writer[r].name in after]
+            before = [after[writer[r].name] for r in a.takes if r in writer and passes[writer[r].name] == passes[a.name] and writer[r].name in after]
             if before:
                 after[a.name] = max(before)
     until: dict[str, int] = {}
@@ -67,7 +72,7 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
         if a.queue == "compute":
             until[a.name] = position[a.name]
         else:
-            following = [until[b.name] for w in a.writes for b in readers.get(w, ()) if _same_pass(a, b) and b.name in until]
+            following = [until[b.name] for w in a.writes for b in readers.get(w, ()) if passes[a.name] == passes[b.name] and b.name in until]
             if following:
                 until[a.name] = min(following)
     lives: dict[str, Life] = {}
@@ -76,13 +81,9 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor]) -> Ma
         if register.clock == "step" or register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
             continue
         ends = [source, *users]
-        if all(_same_pass(source, a) and a.name in until for a in ends):
+        if all(passes[source.name] == passes[a.name] and a.name in until for a in ends):
             lives[register.name] = Life(after[source.name], max(until[a.name] for a in ends))
     return lives
-
-
-def _same_pass(a: Actor, b: Actor) -> bool:
-    return (a.phase == "F") == (b.phase == "F")
 
 
 def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:
@@ -92,16 +93,16 @@ def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:
     (0, 0, 64)
     """
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i][1], blocks[i][0], i))
+    starts, ends, lows, highs = np.zeros((4, len(blocks)), dtype=np.int64)
     offsets = [0] * len(blocks)
-    done: list[int] = []
-    for i in order:
+    for num_done, i in enumerate(order):
         life, nbytes = blocks[i]
-        taken = sorted((offsets[j], offsets[j] + blocks[j][1]) for j in done if blocks[j][0].start <= life.end and life.start <= blocks[j][0].end)
+        overlapping = np.flatnonzero((starts[:num_done] <= life.end) & (ends[:num_done] >= life.start))
         at = 0
-        for start, stop in taken:
+        for start, stop in sorted(zip(lows[overlapping].tolist(), highs[overlapping].tolist(), strict=True)):
             if at + nbytes <= start:
                 break
             at = max(at, -(-stop // ALIGNMENT) * ALIGNMENT)
         offsets[i] = at
-        done.append(i)
+        starts[num_done], ends[num_done], lows[num_done], highs[num_done] = life.start, life.end, at, at + nbytes
     return tuple(offsets)

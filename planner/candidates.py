@@ -14,12 +14,13 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph
-from planner.schedules import LOWERED
+from planner.orders import OWN, table_fix
+from planner.schedules import SCHEDULES, schedule
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 """What `--fix` may hold besides tensor placements."""
 
-NOT_YET = {"cp": 1, "ep": 1, "vpp": 1}
+NOT_YET = {"cp": 1, "ep": 1}
 """Keys whose only legal value is this one in the space searched here."""
 
 
@@ -34,14 +35,22 @@ class Candidate:
     num_microbatches: int
     schedule: str
     recompute: str
+    vpp: int = 1
 
     def __str__(self) -> str:
-        return f"dp{self.dp} tp{self.tp} pp{self.pp} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
+        virtual = f" vpp{self.vpp}" if self.vpp > 1 else ""
+        return f"dp{self.dp} tp{self.tp} pp{self.pp}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
 
 
 def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> dict[str, Any]:
     """The fixed keys, typed and checked against each other. Raises InputError or PlanError naming the contradiction."""
     out: dict[str, Any] = {}
+    table: dict[str, Any] = {}
+    if str(fix.get("schedule", "")).endswith(".csv"):
+        table = table_fix(str(fix["schedule"]))
+        fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
+        if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
+            raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
     for key, value in fix.items():
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
@@ -49,8 +58,13 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    if "schedule" in out and out["schedule"] not in LOWERED:
-        raise PlanError(f"--fix schedule={out['schedule']}: a plan can have {', '.join(LOWERED)}")
+    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
+    out |= table
+    if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
+        raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")
+    if out.get("vpp", 1) > 1 and not table:
+        schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     if out.get("recompute", "none") not in ("none", "full"):
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
     if out.get("zero", 0) not in (0, 1, 2, 3):
@@ -58,8 +72,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     _check_product(out, num_devices)
     _check_tp(out, graph, num_devices)
     blocks = graph.num_layers - 2
-    if out.get("pp", 1) > blocks:
-        raise PlanError(f"--fix pp={out['pp']}: `{graph.name}` has {blocks} blocks, so pp can be 1 to {blocks}")
+    if out.get("pp", 1) * out.get("vpp", 1) > blocks:
+        raise PlanError(f"--fix pp={out.get('pp', 1)},vpp={out.get('vpp', 1)}: `{graph.name}` has {blocks} blocks, so pp x vpp can be 1 to {blocks}")
     _check_batch(out, batch)
     return out
 
@@ -84,11 +98,11 @@ def _typed(key: str, value: Any) -> Any:
 def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
     known = {k: fix[k] for k in ("dp", "tp", "pp") if k in fix}
     product = math.prod(known.values())
-    told = " x ".join(f"{k}{v}" for k, v in known.items())
+    told = " x ".join(f"{k}={v}" for k, v in known.items())
     if len(known) == 3 and product != num_devices:
         raise PlanError(f"--fix {told} asks for {product} devices, the cluster has {num_devices}; dp x tp x pp must be {num_devices}")
     if num_devices % product:
-        raise PlanError(f"--fix {told} = {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
+        raise PlanError(f"--fix {told}: {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
 
 
 def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
@@ -115,7 +129,7 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
     if batch % unit:
         told = " x ".join(f"{k}={fix[k]}" for k in ("dp", "mbs") if k in fix)
         near = [n for n in (batch // unit * unit, (batch // unit + 1) * unit) if n]
-        raise PlanError(f"batch {batch} is not divisible by {told} = {unit}; batches near it that are: {', '.join(map(str, near))}")
+        raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
 def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
@@ -133,8 +147,17 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
                 continue
             schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 and mbs * dp < batch else ["1f1b"])
             recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
-            for schedule, recompute in itertools.product(schedules, recomputes):
-                yield Candidate(dp, tp, pp, mbs, batch // (dp * mbs), schedule, recompute)
+            num_microbatches = batch // (dp * mbs)
+            for name, recompute in itertools.product(schedules, recomputes):
+                vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
+                if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
+                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+
+
+def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:
+    if name in OWN:
+        return bool(fix.get("num_microbatches", num_microbatches) == num_microbatches)
+    return not schedule(name).refuse(pp, num_microbatches, vpp)
 
 
 def _divisors(n: int) -> list[int]:

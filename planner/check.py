@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from ir.boxing import legal
 from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import nd_placements
 from ir.plan import Plan
-from ir.sbp import format_nd
-from planner.schedules import LOWERED, schedule
+from ir.sbp import NdSbp, format_nd
+from ir.units import DTYPE_BYTES
+from planner.orders import check_schedule
+from planner.single import OPTIMIZERS
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
     """Returns the plan, or raises PlanError. `graph` is the forward graph of one microbatch."""
     _check_sizes(plan)
+    _check_mesh(plan)
     _check_stages(graph, plan)
-    _check_schedule(plan)
+    check_schedule(plan)
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
     return plan
-
-
-def _check_schedule(plan: Plan) -> None:
-    if plan.schedule not in LOWERED:
-        raise PlanError(f"schedule `{plan.schedule}` cannot be written as a program; a plan can have {', '.join(LOWERED)}")
-    schedule(plan.schedule).legal(len(plan.stages), plan.num_microbatches)
 
 
 def _check_sizes(plan: Plan) -> None:
@@ -38,12 +36,25 @@ def _check_sizes(plan: Plan) -> None:
         near = [m for m in range(1, plan.batch + 1) if plan.batch % m == 0]
         near = sorted(sorted(near, key=lambda m: abs(m - plan.num_microbatches))[:4])
         raise PlanError(f"batch {plan.batch} cannot be cut into {plan.num_microbatches} equal microbatches; try {', '.join(map(str, near))}")
+    dtypes = [d for d in DTYPE_BYTES if not d.startswith("int")]
+    if plan.dtype not in dtypes:
+        raise PlanError(f"dtype `{plan.dtype}` is not known; known are {', '.join(dtypes)}")
+    if plan.optimizer.get("name") not in OPTIMIZERS:
+        raise PlanError(f"optimizer `{plan.optimizer.get('name')}` is not known; known are {', '.join(OPTIMIZERS)}")
+
+
+def _check_mesh(plan: Plan) -> None:
+    if len(plan.axes) != len(plan.mesh_shape) or len(set(plan.axes)) != len(plan.axes) or any(n < 1 for n in plan.mesh_shape):
+        raise PlanError(f"mesh axes {plan.axes} have sizes {plan.mesh_shape}; give each axis a name of its own and one size of 1 or more")
+    if plan.links and len(plan.links) != len(plan.axes):
+        raise PlanError(f"the plan has links for {len(plan.links)} axes, its mesh has {len(plan.axes)}; plan again")
 
 
 def _check_stages(graph: Graph, plan: Plan) -> None:
-    ranks = [r for s in plan.stages for r in s.ranks]
-    if len(set(ranks)) != len(ranks):
-        raise PlanError("a rank stands in two stages, or twice in one")
+    ranks = Counter(r for site in plan.sites for r in site)
+    twice = [r for r, n in ranks.items() if n > 1]
+    if twice:
+        raise PlanError(f"rank {twice[0]} stands in {ranks[twice[0]]} places; stages have the same ranks or none in common")
     if any(len(s.ranks) != math.prod(plan.mesh_shape) for s in plan.stages):
         raise PlanError(f"every stage needs {math.prod(plan.mesh_shape)} ranks for mesh {dict(zip(plan.axes, plan.mesh_shape, strict=True))}")
     cuts = [0, *(s.last for s in plan.stages)]
@@ -68,7 +79,7 @@ def _check_node(graph: Graph, plan: Plan, node: Node) -> None:
         parts = math.prod(n for r, n in zip(rules, plan.mesh_shape, strict=True) if r.kind == "split" and r.on == label)
         if sizes[label] < parts or (op.must_divide(label) and sizes[label] % parts):
             near = [n for n in range(1, 2 * parts + 1) if n <= sizes[label] and (sizes[label] % n == 0 or not op.must_divide(label))]
-            raise PlanError(f"node `{node.name}`: {label} = {sizes[label]} cannot be split {parts} ways; legal are {', '.join(map(str, near[-6:]))}")
+            raise PlanError(f"node `{node.name}`: {label} = {sizes[label]} cannot be split {parts} ways; legal near it are {', '.join(map(str, near[-6:]))}")
 
 
 def _check_placements(graph: Graph, plan: Plan) -> None:
@@ -86,13 +97,16 @@ def _check_placements(graph: Graph, plan: Plan) -> None:
             if any(s.is_partial for s in nd):
                 raise PlanError(f"parameter `{p.name}`: {what} is {format_nd(nd, plan.axes)}; only a gradient can be P")
     for tensor, hub in plan.hubs.items():
-        if tensor in graph.tensors:
-            _check_legal(graph, plan, tensor, hub.value)
-            _check_legal(graph, plan, tensor, hub.cotangent)
+        if tensor not in graph.tensors:
+            raise PlanError(f"the plan has a hub for tensor `{tensor}`, which `{graph.name}` has not; it was made for another model: plan again")
+        for nd in hub:
+            _check_legal(graph, plan, tensor, nd)
 
 
-def _check_legal(graph: Graph, plan: Plan, tensor: str, nd: tuple) -> None:  # type: ignore[type-arg]
+def _check_legal(graph: Graph, plan: Plan, tensor: str, nd: NdSbp) -> None:
     shape = graph.tensors[tensor].shape
-    if len(nd) != len(plan.axes) or not legal(shape, nd, plan.mesh_shape):
+    if len(nd) != len(plan.axes):
+        raise PlanError(f"tensor `{tensor}` has {len(nd)} placements {nd} for the {len(plan.axes)} axes {plan.axes}; give one for each")
+    if not legal(shape, nd, plan.mesh_shape):
         mesh = dict(zip(plan.axes, plan.mesh_shape, strict=True))
         raise PlanError(f"tensor `{tensor}` of shape {shape} cannot be {format_nd(nd, plan.axes)} on mesh {mesh}: a rank would hold nothing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ir.cluster import Cluster
@@ -15,10 +16,11 @@ from ir.program import Program
 from planner.autodiff import Joint
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.footprint import Footprint
 from planner.lower import joint_graph, representatives, write
+from planner.orders import auto_orders, kept, rank_of, rows_of
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
-from planner.schedules import schedule
 from planner.space import Limit, Space, layout_space
 from planner.summary import layout, metrics
 from planner.tables import Tables
@@ -67,25 +69,55 @@ class Evaluator:
     def cost(self) -> CostModel:
         return self.bounds.cost
 
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint(self.bounds, self.optimizer["name"])
+
+    def may_fit(self, c: Candidate) -> bool:
+        """Whether the least that the candidate needs fits; where not, no placement of it does."""
+        return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
+
     def evaluate(self, c: Candidate) -> Evaluated:
-        """The cheapest plan of the candidate that fits; the smallest one where none does."""
-        smallest: Evaluated | None = None
-        for price in PRICES if "zero" not in self.fix else PRICES[:1]:
-            this = self._evaluate_at(c, price)
-            if this.fits(self.memory_fraction):
-                return this
-            if smallest is None or this.memory.peak_bytes < smallest.memory.peak_bytes:
-                smallest = this
-        assert smallest is not None
-        return smallest
+        """The cheapest plan of the candidate that fits; the smallest one where none does.
+
+        The highest price is asked second: where even that does not fit, those between need not be.
+        """
+        free, *dearer = PRICES if "zero" not in self.fix else PRICES[:1]
+        first = self._evaluate_at(c, free)
+        if first.fits(self.memory_fraction) or not dearer:
+            return first
+        tightest = self._evaluate_at(c, dearer.pop())
+        if not tightest.fits(self.memory_fraction):
+            return min(first, tightest, key=lambda e: e.memory.peak_bytes)
+        between = (self._evaluate_at(c, price) for price in dearer)
+        return next((e for e in between if e.fits(self.memory_fraction)), tightest)
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         plan = self.plan(c, price)
         key = (plan.microbatch, plan.num_microbatches, plan.recompute)
         if key not in self._joints:
             self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
-        program = write(self._joints[key], plan, representatives(plan, self.cost.cluster))
+        program = self._write(key, plan)
+        if c.schedule == "auto":
+            plan = self._with_orders(plan, program)
+            program = self._write(key, plan)
         return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
+
+    def _write(self, key: tuple[Any, ...], plan: Plan) -> Program:
+        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule="zb-h1")
+        return write(self._joints[key], known, representatives(plan, self.cost.cluster))
+
+    def _with_orders(self, plan: Plan, program: Program) -> Plan:
+        """The plan with the best orders for its own times and for what memory the rest of it leaves to activations."""
+        first = [ranks[0] for ranks in plan.sites]
+        saved = {r: sum(x.nbytes for x in program.registers if x.rank == r and x.memory == "saved") for r in first}
+        allocated = ledger(program, cluster=self.cluster)
+        spare = {}
+        for r in first:
+            held = sum(x.nbytes * x.credits for x in program.registers if x.rank == r and x.memory == "saved")
+            free = self.memory_fraction * self.cluster.devices[r].usable_bytes - (allocated.total(r) - held)
+            spare[r] = free / saved[r] if saved[r] else math.inf
+        return replace(plan, orders=rows_of(auto_orders(plan, program, self.cost, spare)))
 
     def plan(self, c: Candidate, price: float = 0.0) -> Plan:
         """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
@@ -99,14 +131,18 @@ class Evaluator:
         placed = search(
             graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(schedule(c.schedule).stash(0, c.pp, c.num_microbatches)), recompute=recompute, optimizer=self.optimizer["name"],
+            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer["name"],
             space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
-        stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(bounds.stages(c.pp)))
+        rows = self.fix.get("orders", ())
+        stages = tuple(
+            Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
+            for site, (a, b) in ((rank_of(c.schedule, rows, i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp)))
+        )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links,
+            placed.reboxed, links=placed.links, orders=rows,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 

@@ -12,12 +12,12 @@ from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Plan
 from ir.program import Program
-from ir.units import nbytes, seconds
+from ir.units import GIB, nbytes, seconds
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
-from planner.summary import GIB, metrics
+from planner.summary import metrics
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.memory import ledger
@@ -41,7 +41,7 @@ def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, An
     """
     cost = CostModel(cluster)
     program = lower(model, plan, ranks=representatives(plan, cluster))
-    timeline = simulate(program, cost)
+    timeline = simulate(program, cost, steps=2)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
     document: dict[str, Any] = {
@@ -70,6 +70,12 @@ def placements(graph: Graph, plan: Plan) -> dict[str, dict[str, list[str]]]:
     return {axis: {way: list(names) for way, names in ways.items()} for axis, ways in out.items()}
 
 
+SPLITS = {
+    "b": "split along the batch", "s": "split along the sequence", "v": "split along the vocabulary", "g": "split by heads", "h": "split along the width",
+}  # fmt: skip
+"""What people call a split of these labels of an operator's sentence."""
+
+
 def in_words(graph: Graph, node: Node, rule: Rule) -> str:
     """A rule as people say it: data parallel, column split, row split, by heads, ..."""
     if rule.kind == "B":
@@ -80,14 +86,7 @@ def in_words(graph: Graph, node: Node, rule: Rule) -> str:
         return "applied to partial sums"
     if graph.op(node).is_contraction and rule.on in ("n", "k"):
         return "column split" if rule.on == "n" else "row split"
-    words = {
-        "b": "split along the batch",
-        "s": "split along the sequence",
-        "v": "split along the vocabulary",
-        "g": "split by heads",
-        "h": "split along the width",
-    }
-    return words.get(rule.on, f"split along {rule.on}")
+    return SPLITS.get(rule.on, f"split along {rule.on}")
 
 
 def _pattern(name: str) -> str:
@@ -102,10 +101,10 @@ def _what_if(cluster: Cluster, program: Program, step_s: float) -> list[dict[str
     faster = replace(cluster, links=tuple(replace(k, bytes_per_s=2 * k.bytes_per_s) for k in cluster.links), profile=_without_curves(cluster))
     sooner = replace(cluster, links=tuple(replace(k, latency_s=k.latency_s / 2) for k in cluster.links), profile=_without_curves(cluster))
     plain = replace(cluster, profile=_without_curves(cluster))
-    base = simulate(program, CostModel(plain)).step_s
+    base = simulate(program, CostModel(plain), steps=2).step_s
     out = []
     for what, changed in (("links twice as fast", faster), ("half the latency", sooner)):
-        saved = 1.0 - simulate(program, CostModel(changed)).step_s / base
+        saved = 1.0 - simulate(program, CostModel(changed), steps=2).step_s / base
         out.append({"what": what, "step_s": step_s * (1.0 - saved), "saved": saved})
     return out
 

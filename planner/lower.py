@@ -25,8 +25,10 @@ from planner.arena import share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.place import StageTasks, Task, Value, place
-from planner.schedules import Slot, schedule
+from planner.orders import orders_of, splits
+from planner.place import SiteTasks, Task, Value, place
+from planner.schedules import Slot
+from planner.schedules.slot import one_line
 
 
 class HasGraph(Protocol):
@@ -56,25 +58,29 @@ def joint_graph(graph: Graph, plan: Plan) -> Joint:
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
     """What `lower` gives, without proofs."""
     plan = plan.squeezed()
-    stages = tuple(map(elide_copies, place(joint, plan)))
-    wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in stages for r in s.mesh.ranks)
+    sites = tuple(map(elide_copies, place(joint, plan)))
+    wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
+    slots = orders_of(plan)
+    moments = {(p, slot.microbatch): at for at, slot in enumerate(one_line(slots)) for p in passes_of(slot)}
+    chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
     orders: dict[Queue, tuple[Firing, ...]] = {}
-    for i, tasks in enumerate(stages):
-        slots = schedule(plan.schedule).orders(len(stages), plan.num_microbatches)[i]
-        writer = _Writer(plan, stages, i, slots, frozenset(wanted))
-        for rank in tasks.mesh.ranks:
+    passes: dict[str, str] = {}
+    for i, site in enumerate(sites):
+        writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
+        for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
                 registers += writer.registers(rank)
                 orders.update(writer.orders(rank))
+                passes.update(writer.passes(rank))
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta))
+    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -82,50 +88,98 @@ def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
 
     All ranks where the devices are cores of one machine (`num_cores`): what one of them does there slows the others.
     """
-    return tuple(r for s in plan.stages for r in (s.ranks if "num_cores" in cluster.profile else s.ranks[:1]))
+    return tuple(r for ranks in plan.sites for r in (ranks if "num_cores" in cluster.profile else ranks[:1]))
 
 
-def stash(slots: tuple[Slot, ...]) -> int:
-    """The most microbatches whose forward has run and whose backward has not finished, over a stage's order."""
-    live = most = 0
-    for slot in slots:
-        live += 1 if slot.kind == "F" else 0
-        most = max(most, live)
-        live -= 1 if slot.kind == "B" else 0
+Pass = tuple[int, str]
+"""(stage, F, I or W)."""
+
+Moments = Mapping[tuple[Pass, int], int]
+"""When each pass of each microbatch runs, as places in one order of all ranks' slots."""
+
+
+def in_flight(slots: Sequence[Slot], written: Pass, read: Collection[Pass]) -> int:
+    """The most microbatches for which pass `written` has begun and not all of the passes `read` have ended, over one pipeline rank's order."""
+    last: dict[int, int] = {}
+    for at, slot in enumerate(slots):
+        if any(p in read for p in passes_of(slot)):
+            last[slot.microbatch] = at
+    live: set[int] = set()
+    most = 1
+    for at, slot in enumerate(slots):
+        if written in passes_of(slot):
+            live.add(slot.microbatch)
+            most = max(most, len(live))
+        if last.get(slot.microbatch) == at:
+            live.discard(slot.microbatch)
     return most
+
+
+def on_the_way(moments: Moments, sent: Pass, read: Collection[Pass], num_microbatches: int) -> int:
+    """The most microbatches that pass `sent` of another rank has handed on and not all of the passes `read` have taken."""
+    ends = [max(moments[p, m] for p in read) for m in range(num_microbatches)]
+    starts = [moments[sent, m] for m in range(num_microbatches)]
+    return max(sum(start <= at <= end for start, end in zip(starts, ends, strict=True)) for at in starts)
+
+
+def passes_of(slot: Slot) -> tuple[Pass, ...]:
+    """The passes that a slot runs: a B is I and W."""
+    return tuple((slot.stage, part) for part in ("IW" if slot.kind == "B" else slot.kind))
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Where a value is written and last read: parts of the step, and whether another queue than compute touches it."""
+    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does."""
 
-    written: str
-    read: frozenset[str]
-    reads_in_flight: bool
+    written: Pass
+    read: frozenset[Pass]
+    is_in_transit: bool
+    sent: Pass | None
 
 
 class _Writer:
-    """Writes one stage's tasks out for its ranks."""
+    """Writes one site's tasks out for its ranks."""
 
-    def __init__(self, plan: Plan, stages: tuple[StageTasks, ...], stage: int, slots: tuple[Slot, ...], present: frozenset[int]) -> None:
-        self.plan, self.stages, self.stage, self.slots, self.present = plan, stages, stage, slots, present
-        self.here = stages[stage]
+    def __init__(
+        self, plan: Plan, sites: tuple[SiteTasks, ...], site: int, slots: tuple[Slot, ...], moments: Moments, present: frozenset[int]
+    ) -> None:  # fmt: skip
+        self.plan, self.sites, self.slots, self.moments, self.present = plan, sites, slots, moments, present
+        self.here = sites[site]
         self.mesh: Mesh = self.here.mesh
-        self.all_tasks = tuple(t for part in self.here.tasks.values() for t in part)
+        # Where the schedule holds weight gradients back, a B is an I and then a W; elsewhere each weight gradient follows its input gradient.
+        self.splits = any(slot.kind in "IW" for slot in slots)
+        self.all_tasks = (*self._tasks("begin"), *(t for s in sorted({slot.stage for slot in slots}) for t in self._stage(s)), *self._tasks("end"))
         self.lives = self._lives()
         self.kernels: dict[tuple[Any, ...], Work] = {}
 
+    def _tasks(self, part: str, stage: int | None = None) -> tuple[Task, ...]:
+        return tuple(t for t in self.here.tasks[part] if stage is None or t.stage == stage)
+
+    def _stage(self, stage: int) -> tuple[Task, ...]:
+        return (*self._tasks("F", stage), *self._backward(stage))
+
+    def _backward(self, stage: int) -> tuple[Task, ...]:
+        both = (*self._tasks("I", stage), *self._tasks("W", stage))
+        return both if self.splits else tuple(sorted(both, key=lambda t: t.number))
+
+    def passes(self, rank: int) -> dict[str, str]:
+        """By actor the pass that it belongs to, as `planner.arena` asks for."""
+        fused = {"I": "B", "W": "B"}
+        return {self._at(t.name, rank): f"{t.stage}{t.part if self.splits else fused.get(t.part, t.part)}" for t in self.all_tasks}
+
     def _lives(self) -> Mapping[str, _Life]:
-        written: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
+        writers: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
         readers: dict[str, list[Task]] = {v: [] for v in self.here.values}
         for t in self.all_tasks:
             for v in (*t.reads, *t.waits):
                 readers[v].append(t)
         lives = {}
         for name in self.here.values:
-            writer = written.get(name)
-            in_flight = (writer is not None and writer.queue in ("load", "recv.f", "recv.b")) or any(t.kind == "send" for t in readers[name])
-            lives[name] = _Life(writer.part if writer else "begin", frozenset(t.part for t in readers[name]), in_flight)
+            writer = writers.get(name)
+            moves = (writer is not None and writer.kind in ("load", "recv")) or any(t.kind == "send" for t in readers[name])
+            written = (writer.stage, writer.part) if writer else (-1, "begin")
+            sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -145,16 +199,20 @@ class _Writer:
         )  # fmt: skip
 
     def _credits(self, value: Value) -> int:
-        """One slot; as many as the schedule keeps where the backward reads what the forward wrote; one more where a transfer fills or empties it meanwhile."""
+        """One slot; as many as the schedule keeps where the backward reads what the forward wrote; one more where a transfer fills or empties it meanwhile.
+
+        What comes from another rank has room for all that is sent before it is read: the sender has other passes to run, which must not wait for this one.
+        """
         if value.clock == "step":
             return 1
-        life = self.lives[value.name]
-        kept = stash(self.slots) if life.written == "F" and "B" in life.read else 1
-        return min(kept + life.reads_in_flight, self.plan.num_microbatches)
+        life, m = self.lives[value.name], self.plan.num_microbatches
+        kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
+        waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
+        return min(max(kept + life.is_in_transit, waiting), m)
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]
-        if value.clock == "microbatch" and life.written == "F" and "B" in life.read and value.memory != "input":
+        if value.clock == "microbatch" and life.written[1] == "F" and any(part in "IW" for _, part in life.read) and value.memory != "input":
             return "saved"
         return value.memory
 
@@ -168,17 +226,24 @@ class _Writer:
     # ---- orders ------------------------------------------------------------------------------------------------------------------------------------
 
     def orders(self, rank: int) -> dict[Queue, tuple[Firing, ...]]:
+        """What each queue fires, in order: receives in the order in which their senders come to them, all else as the schedule runs the passes."""
         found: dict[Queue, list[Firing]] = {}
+        received: dict[Queue, list[tuple[int, Firing]]] = {}
 
-        def list_part(part: str, microbatch: int) -> None:
-            for t in self.here.tasks[part]:
-                if self._has(t, rank):
-                    found.setdefault((rank, t.queue), []).append((self._at(t.name, rank), microbatch))
+        def fire(tasks: Sequence[Task], microbatch: int) -> None:
+            for t in tasks:
+                firing = (self._at(t.name, rank), microbatch)
+                if t.kind == "recv":
+                    found.setdefault((rank, t.queue), [])
+                    received.setdefault((rank, t.queue), []).append((self.moments[(t.peers[0], t.part), microbatch], firing))
+                elif self._has(t, rank):
+                    found.setdefault((rank, t.queue), []).append(firing)
 
-        list_part("begin", 0)
-        for slot in self.slots:
-            list_part(slot.kind, slot.microbatch)
-        list_part("end", 0)
+        fire(self._tasks("begin"), 0)
+        for stage, kind, microbatch in self.slots:
+            fire(self._backward(stage) if kind == "B" else self._tasks(kind, stage), microbatch)
+        fire(self._tasks("end"), 0)
+        found |= {queue: [firing for _, firing in sorted(order, key=lambda x: x[0])] for queue, order in received.items()}
         return {queue: tuple(order) for queue, order in found.items()}
 
     def _has(self, task: Task, rank: int) -> bool:
@@ -210,7 +275,7 @@ class _Writer:
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
         if task.kind in ("send", "recv"):
-            src, dst = (self.stages[s].mesh.ranks[self.mesh.ranks.index(rank)] for s in task.peers)
+            src, dst = (self._site_of(s).mesh.ranks[self.mesh.ranks.index(rank)] for s in task.peers)
             channel = f"{task.name.rpartition('.')[0]}/{src}"
             return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
         stride = self.plan.microbatch if task.kind == "load" else 0
@@ -259,13 +324,16 @@ class _Writer:
         work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
 
+    def _site_of(self, stage: int) -> SiteTasks:
+        return self.sites[self.plan.sites.index(self.plan.stages[stage].ranks)]
+
     def _join(self, rank: int, task: Task) -> tuple[Work, str]:
         value = self.here.values[task.reads[0]]
         place_in_mesh = self.mesh.ranks.index(rank)
         if task.everyone:
-            group = tuple(r for s in self.stages for r in s.mesh.ranks)
+            group = tuple(r for s in self.sites for r in s.mesh.ranks)
         else:
-            group = tuple(self.stages[s].mesh.ranks[place_in_mesh] for s in task.peers)
+            group = tuple(self._site_of(s).mesh.ranks[place_in_mesh] for s in task.peers)
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
         attrs = {"src_region": region, "dst_region": region, "reduce": "sum", "src": "P", "dst": "B"}
@@ -288,4 +356,4 @@ def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh:
     return sizes, at
 
 
-__all__ = ["joint_graph", "local_sizes", "lower", "representatives", "stash", "write"]
+__all__ = ["in_flight", "joint_graph", "local_sizes", "lower", "representatives", "write"]

@@ -1,8 +1,9 @@
 """From one step's graph and a plan to tasks: what every rank of a stage does, boxing and hops written out, in order.
 
-All ranks of a stage do the same tasks on their own shards (SPMD), so a stage is one list. A task belongs to a part of the step: `begin` (once, before the first
-microbatch), `F` and `B` (once a microbatch), `end` (once, after the last). A value is a tensor in one placement on one stage; a re-shard makes a new value of
-the same tensor, and whoever needs the same placement in the same part of the step reads the same value.
+All ranks of a site (a pipeline rank: one stage, or several virtual ones) do the same tasks on their own shards (SPMD), so a site is one list. A task belongs to
+a part of the step: `begin` (once, before the first microbatch), `F`, `I` and `W` (once a microbatch: forward, recomputation and input gradients, weight
+gradients), `end` (once, after the last). A value is a tensor in one placement on one site; a re-shard makes a new value of the same tensor, and whoever needs
+the same placement in the same part of the same stage reads the same value.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
 
-PARTS = ("begin", "F", "B", "end")
+PARTS = ("begin", "F", "I", "W", "end")
+
+READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "end": ("end",)}
+"""In each part, the parts whose re-shards it reads: weight gradients may run much later than input gradients, never before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +68,36 @@ class Task:
     phase: str = "F"
     layer: int = 0
     clock: str = "microbatch"
+    stage: int = 0
+    number: int = 0
 
 
 @dataclass
-class StageTasks:
-    """One stage's mesh, values by name and tasks by part."""
+class SiteTasks:
+    """What one pipeline rank holds: its mesh, values by name, and the tasks of its stages by part. `Task.number` tells the order in which they were written."""
 
     mesh: Mesh
     values: dict[str, Value] = field(default_factory=dict)
     tasks: dict[str, list[Task]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
 
-def place(joint: Joint, plan: Plan) -> tuple[StageTasks, ...]:
-    """The tasks of every stage. Raises PlanError when the plan misses a node, tensor or parameter of the graph."""
+def place(joint: Joint, plan: Plan) -> tuple[SiteTasks, ...]:
+    """The tasks of every site. Raises PlanError when the plan misses a node, tensor or parameter of the graph."""
     return _Placer(joint, plan).run()
 
 
 class _Placer:
     def __init__(self, joint: Joint, plan: Plan) -> None:
         self.joint, self.plan, self.graph = joint, plan, joint.graph
-        self.stages = tuple(StageTasks(plan.mesh(i)) for i in range(len(plan.stages)))
+        self.sites = tuple(SiteTasks(plan.mesh([s.ranks for s in plan.stages].index(ranks))) for ranks in plan.sites)
+        self.site_of = tuple(plan.sites.index(s.ranks) for s in plan.stages)
+        self.hubbed: dict[tuple[int, str], str] = {}
+        self.accumulators: dict[tuple[int, str], str] = {}
         self.made: dict[tuple[int, str, NdSbp, str], str] = {}
         self.wide = DTYPE_BYTES[plan.dtype] < 4
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
+        self.num_tasks = 0
         self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
         self.uses: dict[str, list[int]] = {}
         self.boxed: set[str] = set()
@@ -96,27 +106,31 @@ class _Placer:
                 if n.phase in ("F", "R") or t.startswith("d."):
                     self.boxed.add(t)
                 at = plan.stage_of(n.layer)
-                if at not in self.uses.setdefault(t, []):
+                if self.site_of[at] not in [self.site_of[i] for i in self.uses.setdefault(t, [])]:
                     self.uses[t].append(at)
 
-    def run(self) -> tuple[StageTasks, ...]:
+    def run(self) -> tuple[SiteTasks, ...]:
         for p in self.graph.params:
             for i in sorted(self.uses.get(p.name, ())):
                 self._begin_param(i, p)
         for node in self.graph.nodes:
             self._node(node)
-        for i in range(len(self.stages)):
+        firsts = [self.site_of.index(site) for site in range(len(self.sites))]
+        for i in firsts:
             self._loss(i)
-        final = [self._reduce_grads(i) for i in range(len(self.stages))]
-        for i, grads in enumerate(final):
+        final = [self._reduce_grads(i) for i in firsts]
+        for i, grads in zip(firsts, final, strict=True):
             self._update(i, grads)
-        return self.stages
+        return self.sites
+
+    def _site(self, stage: int) -> SiteTasks:
+        return self.sites[self.site_of[stage]]
 
     # ---- values ------------------------------------------------------------------------------------------------------------------------------------
 
     def _value(self, stage: int, tensor: Tensor, nd: NdSbp, part: str, **more: Any) -> str:
-        """A new value; the first of a tensor on a stage has the tensor's name."""
-        values = self.stages[stage].values
+        """A new value; the first of a tensor on a site has the tensor's name."""
+        values = self._site(stage).values
         name = tensor.name
         if name in values:
             name = f"{tensor.name}{format_nd(nd, self.plan.axes)}"
@@ -126,12 +140,21 @@ class _Placer:
             k += 1
             name = f"{base}.{k}"
         values[name] = Value(name, tensor, nd, **more)
-        self.made[stage, tensor.name, nd, part] = name
+        self.made[self._key(stage, part), tensor.name, nd, part] = name
         return name
+
+    def _key(self, stage: int, part: str) -> int:
+        """What happens once a step belongs to the site, whose first stage stands for it; the passes of its stages do not read each other's re-shards."""
+        return self.site_of.index(self.site_of[stage]) if part in ("begin", "end") else stage
+
+    def _made(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str | None:
+        """The value of a tensor in a placement that this part may read, if there is one."""
+        return next((self.made[key] for p in READS_FROM[part] if (key := (self._key(stage, p), tensor, nd, p)) in self.made), None)
 
     def _task(self, stage: int, part: str, kind: str, op: str, name: str, **more: Any) -> None:
         clock = "step" if part in ("begin", "end") else "microbatch"
-        self.stages[stage].tasks[part].append(Task(name, part, more.pop("queue", "compute"), kind, op, clock=clock, **more))
+        self.num_tasks += 1
+        self._site(stage).tasks[part].append(Task(name, part, more.pop("queue", "compute"), kind, op, clock=clock, stage=stage, number=self.num_tasks, **more))
 
     def _hub(self, tensor: str) -> NdSbp:
         """Where the tensor exists once: a forward value at its hub's value placement, a cotangent where it is summed."""
@@ -151,7 +174,7 @@ class _Placer:
     ) -> str:  # fmt: skip
         """The value of `tensor` in placement `want`, re-sharded step by step from the value called `have`."""
         for step in self._steps(stage, tensor, have, want):
-            known = self.made.get((stage, tensor.name, step.dst, part))
+            known = self._made(stage, tensor.name, step.dst, part)
             if known is None:
                 known = self._value(stage, tensor, step.dst, part, clock=clock, memory=memory)
                 self._step(stage, tensor, have, known, step, part, like, waits)
@@ -159,7 +182,7 @@ class _Placer:
         return have
 
     def _steps(self, stage: int, tensor: Tensor, have: str, want: NdSbp) -> tuple[Step, ...]:
-        mesh, src = self.stages[stage].mesh, self.stages[stage].values[have].nd
+        mesh, src = self._site(stage).mesh, self._site(stage).values[have].nd
         return cached_chain(src, want, tensor.shape, mesh.shape, DTYPE_BYTES[tensor.dtype], self.plan.links)
 
     def _step(self, stage: int, tensor: Tensor, have: str, to: str, step: Step, part: str, like: Node | None, waits: tuple[str, ...] = ()) -> None:
@@ -188,7 +211,7 @@ class _Placer:
 
     def _node(self, node: Node) -> None:
         stage = self.plan.stage_of(node.layer)
-        part = "F" if node.phase == "F" else "B"
+        part = node.phase if node.phase in ("F", "W") else "I"
         op = self.graph.op(node)
         rules = self._rules(node, op)
         ins, outs = nd_placements(rules, op)
@@ -206,11 +229,11 @@ class _Placer:
             stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
             phase=node.phase, layer=node.layer,
         )  # fmt: skip
-        passing = [name for name in writes if self.stages[stage].values[name].clock == "microbatch"]
+        passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
             self.last_of_layer.setdefault((stage, part), {})[node.layer] = passing[0]
         for t, name in zip(node.outputs, writes, strict=True):
-            if t not in self.graph.outputs and self.stages[stage].values[name].clock == "microbatch":
+            if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
 
     def _publish(self, stage: int, part: str, node: Node, tensor: str, name: str) -> None:
@@ -226,14 +249,15 @@ class _Placer:
         if tensor not in self.boxed:
             return
         hub = self._box(stage, spec, name, self._hub(tensor), part, node)
+        self.hubbed[self.site_of[stage], tensor] = hub
         for other in self.uses[tensor]:
-            if other != stage:
+            if self.site_of[other] != self.site_of[stage]:
                 self._hop(stage, other, part, node, spec, hub)
 
     def _hop(self, stage: int, other: int, part: str, node: Node, spec: Tensor, have: str) -> None:
         """Sends a value to another stage, every byte once, and brings it to its hub there."""
-        src, dst = self.stages[stage].mesh, self.stages[other].mesh
-        hub = self.stages[stage].values[have].nd
+        src, dst = self._site(stage).mesh, self._site(other).mesh
+        hub = self._site(stage).values[have].nd
         way = crossing(hub, src, hub, dst, spec.shape)
         leave = self._box(stage, spec, have, way.leave, part, node)
         enter = self._value(other, spec, way.enter, part, memory="buffer")
@@ -242,7 +266,7 @@ class _Placer:
         about: dict[str, Any] = {"origin": node.origin or node.name, "phase": node.phase, "layer": node.layer}
         self._task(stage, part, "send", "send", f"{name}.send", reads=(leave,), peers=(stage, other), queue=f"send.{direction}", **about)
         self._task(other, part, "recv", "recv", f"{name}.recv", writes=(enter,), peers=(stage, other), queue=f"recv.{direction}", **about)
-        self._box(other, spec, enter, hub, part, node)
+        self.hubbed[self.site_of[other], spec.name] = self._box(other, spec, enter, hub, part, node)
 
     def _read(self, stage: int, part: str, node: Node, tensor: str, nd: NdSbp) -> str:
         """The value of `tensor` in placement `nd` that a node reads in this part of the step."""
@@ -251,16 +275,15 @@ class _Placer:
             return self.made.get((stage, tensor, nd, "F")) or self._load(stage, spec, nd)
         if spec.role == "param":
             place = self.plan.params[tensor].held
-            held = self.made[stage, tensor, place, "begin"]
-            return self.made.get((stage, tensor, nd, part)) or self._box(stage, spec, held, nd, part, node, waits=self._two_layers_ago(stage, part, node.layer))
-        found = self.made.get((stage, tensor, nd, part))
-        if found is None and part == "B" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
+            held = self.made[self._key(stage, "begin"), tensor, place, "begin"]
+            return self._made(stage, tensor, nd, part) or self._box(stage, spec, held, nd, part, node, waits=self._two_layers_ago(stage, part, node.layer))
+        found = self._made(stage, tensor, nd, part)
+        if found is None and part != "F" and (tensor, node.origin) not in self.reboxed and node.layer not in self.plan.recompute:
             # What the forward node read is kept for the backward as it was.
             found = self.made.get((stage, tensor, nd, "F"))
         if found is not None:
             return found
-        hub = self._hub(tensor)
-        have = self.made.get((stage, tensor, hub, part)) or self.made.get((stage, tensor, hub, "F"))
+        have = self.hubbed.get((self.site_of[stage], tensor))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         return self._box(stage, spec, have, nd, part, node)
@@ -283,7 +306,7 @@ class _Placer:
         if spec.name not in self.plan.params:
             raise PlanError(f"the plan says nothing about parameter `{spec.name}`; it was made for another model: plan again")
         place = self.plan.params[spec.name]
-        elsewhere = stage != min(self.uses[spec.name])
+        elsewhere = self.site_of[stage] != self.site_of[min(self.uses[spec.name])]
         state = replace(spec, dtype=self.state_dtype)
         memory = "optimizer" if self.wide else "parameter"
         kept: dict[str, Any] = {"clock": "step", "initial": True, "counted_elsewhere": elsewhere}
@@ -309,7 +332,9 @@ class _Placer:
 
     def _accumulator(self, stage: int, tensor: str, nd: NdSbp) -> str:
         spec = replace(self.graph.tensors[tensor], name=f"{tensor}@acc", dtype=self.state_dtype)
-        return self._value(stage, spec, nd, "B", clock="step", memory="gradient")
+        name = self._value(stage, spec, nd, "W", clock="step", memory="gradient")
+        self.accumulators[self.site_of[stage], tensor] = name
+        return name
 
     def _reduce_grads(self, stage: int) -> dict[str, str]:
         """For each parameter of the stage the value of its whole gradient at its state's placement, in the order in which the backward completes them."""
@@ -317,14 +342,14 @@ class _Placer:
         made = {t: i for i, n in enumerate(self.graph.nodes) for t in n.outputs}
         for p in sorted(self.graph.params, key=lambda p: max((made[c] for c in self.joint.grads.get(p.name, ())), default=-1)):
             users = sorted(self.uses.get(p.name, ()))
-            if stage not in users:
+            if self.site_of[stage] not in [self.site_of[i] for i in users]:
                 continue
             place = self.plan.params[p.name]
             parts = []
             for contribution in self.joint.grads.get(p.name, ()):
-                acc = self.made.get((stage, f"{contribution}@acc", place.grad, "B"))
+                acc = self.accumulators.get((self.site_of[stage], contribution))
                 if acc is not None:
-                    spec = self.stages[stage].values[acc].tensor
+                    spec = self._site(stage).values[acc].tensor
                     parts.append(self._box(stage, spec, acc, place.state, "end", None, clock="step", memory="gradient"))
             if parts:
                 final[p.name] = self._sum(stage, p, parts, users)
@@ -349,7 +374,7 @@ class _Placer:
                 origin=spec.name,
             )  # fmt: skip
             total = name
-        values = self.stages[stage].values
+        values = self._site(stage).values
         values[total] = replace(values[total], tensor=whole, memory="gradient")
         return total
 
@@ -363,8 +388,8 @@ class _Placer:
         for param, grad in grads.items():
             spec = self.graph.tensors[param]
             state = self.plan.params[param].state
-            weights = self.made[stage, f"{param}@master" if self.wide else param, state, "begin"]
-            elsewhere = self.stages[stage].values[weights].counted_elsewhere
+            weights = self.made[self._key(stage, "begin"), f"{param}@master" if self.wide else param, state, "begin"]
+            elsewhere = self._site(stage).values[weights].counted_elsewhere
             kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
             moment = replace(spec, dtype=self.state_dtype, init={"init": "zeros"})
             moments = [self._value(stage, replace(moment, name=f"{param}@{slot}"), state, "end", **kept) for slot in slots]
@@ -386,7 +411,7 @@ class _Placer:
         for param, grad in grads.items() if max_norm > 0 else ():
             square = fresh(f"norm2.{param}")
             rules = _identity_rules(self.plan.params[param].state)
-            elsewhere = {"elsewhere": stage != min(self.uses[param])}
+            elsewhere = {"elsewhere": self.site_of[stage] != self.site_of[min(self.uses[param])]}
             self._task(
                 stage, "end", "compute", "sum_squares", f"norm2.{param}", reads=(grad,), writes=(square,), rules=rules, attrs=elsewhere, phase="U", origin=param
             )
@@ -407,7 +432,7 @@ class _Placer:
     def _loss(self, stage: int) -> None:
         """Once a step the loss is summed over the mesh and handed out."""
         for t in self.graph.outputs:
-            found = [v for v in self.stages[stage].values.values() if v.tensor.name == t and v.clock == "step"]
+            found = [v for v in self._site(stage).values.values() if v.tensor.name == t and v.clock == "step"]
             for value in found[:1]:
                 like = self.graph.producer(t)
                 name = self._box(stage, value.tensor, value.name, (B,) * len(self.plan.axes), "end", None, clock="step")
@@ -426,4 +451,4 @@ def _identity_rules(nd: NdSbp) -> tuple[Rule, ...]:
     return tuple(Rule("split", LEADING[s.dim]) if s.is_split else ALL_B for s in nd)
 
 
-__all__ = ["PARTS", "StageTasks", "Task", "Value", "place"]
+__all__ = ["PARTS", "SiteTasks", "Task", "Value", "place"]

@@ -9,10 +9,9 @@ from ir.graph import Graph
 from ir.plan import ParamPlacement, Plan
 from ir.program import Program
 from ir.timeline import Timeline
+from ir.units import GIB
 from planner.frontends.model import Model
 from simulator.memory import Ledger
-
-GIB = 2.0**30
 
 
 def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
@@ -20,7 +19,7 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
     dp = size.get("dp", 1)
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.stages), "cp": 1, "ep": 1, "vpp": 1, "mbs": plan.microbatch // dp,
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": 1, "vpp": len(plan.stages) // len(plan.sites), "mbs": plan.microbatch // dp,
         "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "recompute": "full" if plan.recompute else "none",
         "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
     }  # fmt: skip

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
 from ir.program import Actor, Program
@@ -14,6 +17,7 @@ from ir.timeline import Span, Timeline
 from simulator.contention import Cores, Links
 from simulator.cost import CostModel
 from simulator.routes import Edge
+from simulator.sweep import compile_sweep
 
 
 class Event(NamedTuple):
@@ -46,6 +50,11 @@ class Prices:
     firing_s: float = 0.0
     wake_s: float = 0.0
 
+    @property
+    def are_fixed(self) -> bool:
+        """Whether an action takes the same whatever else runs."""
+        return not (self.firing_s or self.wake_s or any(self.cores) or any(self.links))
+
 
 def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: bool = False) -> Timeline:
     """The predicted Timeline of `steps` steps of a program that passed `check()`; the same bytes for the same input.
@@ -54,12 +63,50 @@ def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: boo
     fullest link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
     """
     prices = price(program, cost, share_links)
-    actors = program.actors
-    spans = tuple(
-        Span(actors[a.actor].name, a.step, a.microbatch, actors[a.actor].rank, actors[a.actor].queue, issued_s, start_s, end_s)
-        for a, issued_s, start_s, end_s in events(program, prices, steps)
-    )
+    spans = swept(program, prices, steps) if steps and prices.are_fixed else performed(program, prices, steps)
     return Timeline("predicted", spans, {"program": program.fingerprint, "cluster": cost.cluster.name, "cluster_fingerprint": cost.cluster.fingerprint})
+
+
+def performed(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
+    """The spans of `events`."""
+    return _spans(program, _Run(program, prices, steps).run())
+
+
+def swept(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
+    """The same spans where prices are fixed, without events."""
+    sweep = compile_sweep(program, steps)
+    start, end = sweep.times(prices.seconds, prices.added or None)
+    heads, tails = program.net.start[:-1], np.array(program.net.start[1:], np.intp) - 1
+    issued = np.empty_like(end)
+    issued[:, 1:] = end[:, :-1]
+    issued[1:, heads], issued[0, heads] = end[:-1, tails], 0.0
+    step, firing = np.divmod(np.arange(end.size), sweep.num_firings)
+    return _spans(program, _ordered(firing, step, issued.ravel(), start.ravel(), end.ravel()))
+
+
+class _Columns(NamedTuple):
+    """Actions in order, column by column. `firing`: its place in `ir.net`."""
+
+    firing: Sequence[int]
+    step: Sequence[int]
+    issued_s: Sequence[float]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
+
+
+def _ordered(firing: ArrayLike, step: ArrayLike, issued: ArrayLike, start: ArrayLike, end: ArrayLike) -> _Columns:
+    columns = [np.asarray(column) for column in (firing, step, issued, start, end)]
+    order = np.lexsort((columns[0], columns[1], columns[3], columns[4]))
+    return _Columns(*(column[order].tolist() for column in columns))
+
+
+def _spans(program: Program, columns: _Columns) -> tuple[Span, ...]:
+    net = program.net
+    actors = [program.actors[a] for a in net.actor]
+    names, ranks, queues = ([getattr(a, field) for a in actors] for field in ("name", "rank", "queue"))
+    looks = (map(by_firing.__getitem__, columns.firing) for by_firing in (names, net.microbatch, ranks, queues))
+    name, microbatch, rank, queue = looks
+    return tuple(map(Span._make, zip(name, columns.step, microbatch, rank, queue, *columns[2:], strict=True)))
 
 
 def price(program: Program, cost: CostModel, share_links: bool = False) -> Prices:
@@ -109,29 +156,27 @@ def _num_threads(kind: str) -> float:
 
 
 def events(program: Program, prices: Prices, steps: int) -> tuple[Event, ...]:
-    """Every action of `steps` steps, in the order in which they finish; Deadlock with the Machine's story where nothing can run any more."""
-    return _Run(program, prices, steps).run()
+    """Every action of `steps` steps in the order in which they finish; at one moment, in that in which they start, then by step and place in `ir.net`.
 
-
-@dataclass(slots=True)
-class _Job:
-    """Actions that start and end together."""
-
-    actions: list[tuple[Action, float]]
-    start_s: float
+    Deadlock with the Machine's story where nothing can run any more.
+    """
+    columns, net = _Run(program, prices, steps).run(), program.net
+    actions = (Action(net.actor[f], step, net.microbatch[f]) for f, step in zip(columns.firing, columns.step, strict=True))
+    return tuple(map(Event, actions, *columns[2:]))
 
 
 @dataclass(slots=True)
 class _Run:
+    """One run of the events. `jobs`: by number, actions that start and end together, each with the moment it was issued, and their start."""
+
     program: Program
     prices: Prices
     steps: int
     machine: Machine = field(init=False)
     heap: list[tuple[float, int]] = field(default_factory=list)
-    jobs: dict[int, _Job] = field(default_factory=dict)
+    jobs: dict[int, tuple[list[tuple[Action, float]], float]] = field(default_factory=dict)
     waiting: dict[int, list[tuple[Action, float]]] = field(default_factory=dict)
     head_s: list[float] = field(init=False)
-    queue_of: list[int] = field(init=False)
     cores: Cores = field(init=False)
     links: Links = field(default_factory=Links)
     pools: list[Cores | Links] = field(init=False)
@@ -140,41 +185,48 @@ class _Run:
     def __post_init__(self) -> None:
         self.machine = Machine(self.program, self.steps)
         self.head_s = [0.0] * len(self.machine.queues)
-        self.queue_of = [self.machine.queue_index.get((a.rank, a.queue), -1) for a in self.program.actors]
         self.cores = Cores(self.prices.num_cores)
         self.pools = [pool for pool, used in ((self.cores, any(self.prices.cores)), (self.links, any(self.prices.links))) if used]
 
-    def run(self) -> tuple[Event, ...]:
-        done: list[Event] = []
+    def run(self) -> _Columns:
+        """Columns of numbers: an object for each action would have the garbage collector visit all of them over and over."""
+        firing, step, issued, start, end = list[int](), list[int](), list[float](), list[float](), list[float]()
+        finish, head_s, nodes, queue_of = self.machine.finish, self.head_s, self.machine.net.nodes, self.machine.net.queue
         self._begin(self.machine.startable, 0.0, -1)
         while self.jobs:
             now_s, number = self._next()
-            job = self.jobs.pop(number)
+            actions, start_s = self.jobs.pop(number)
             woken = []
-            for action, issued_s in job.actions:
-                queue = self.queue_of[action.actor]
-                self.head_s[queue] = now_s
-                done.append(Event(action, issued_s, job.start_s, now_s))
-                woken.append((self.machine.finish(action), queue))
+            for action, issued_s in actions:
+                node = nodes[action.actor][action.microbatch]
+                firing.append(node)
+                step.append(action.step)
+                issued.append(issued_s)
+                start.append(start_s)
+                end.append(now_s)
+                queue = queue_of[node]
+                head_s[queue] = now_s
+                woken.append((finish(action), queue))
             for queues, by in woken:
-                self._begin(queues, now_s, by)
+                if queues:
+                    self._begin(queues, now_s, by)
         if not self.machine.done:
             raise Deadlock(self.machine.story())
-        return tuple(done)
+        return _ordered(firing, step, issued, start, end)
 
     def _next(self) -> tuple[float, int]:
         """The next job to end and when; at equal times the heap first, then cores, then links."""
         now_s = self.heap[0][0] if self.heap else float("inf")
         pool: Cores | Links | None = None
         for one in self.pools:
-            if one.next_s() < now_s:
-                now_s, pool = one.next_s(), one
+            if (next_s := one.next_s()) < now_s:
+                now_s, pool = next_s, one
         return heapq.heappop(self.heap) if pool is None else (now_s, pool.pop())
 
     def _begin(self, queues: Sequence[int], now_s: float, by: int) -> None:
-        prices = self.prices
+        prices, start = self.prices, self.machine.start
         for queue in queues:
-            action = self.machine.start(queue)
+            action = start(queue)
             channel = prices.channel[action.actor]
             member = (action, self.head_s[queue])
             if channel < 0:
@@ -193,12 +245,11 @@ class _Run:
         seconds = prices.seconds[actor]
         if prices.added and prices.added[actor] and actions[0][0].microbatch != prices.opens[actor]:
             seconds += prices.added[actor]
-        self.jobs[number] = _Job(actions, start_s)
-        demand = sum(prices.cores[a.actor] for a, _ in actions)
+        self.jobs[number] = actions, start_s
         links = prices.links[actor]
         if links:
             self.links.add(now_s, number, start_s - now_s + seconds, links)
-        elif demand:
+        elif prices.num_cores and (demand := sum(prices.cores[a.actor] for a, _ in actions)):
             self.cores.add(now_s, number, start_s - now_s + seconds, demand)
         else:
             heapq.heappush(self.heap, (start_s + seconds, number))

@@ -67,7 +67,7 @@ def estimate(program: Program, cost: CostModel) -> float:
         position[layers] = _times(mine, [name for name, _ in program.orders.get((rank, COMPUTE), ())])
     sent = [(a.layer, s) for a, s in zip(program.actors, seconds, strict=True) if a.work.kind == "send" and a.phase == "F"]
     _, busiest_s = busiest_queue(program, prices)
-    return max(busiest_s, *(_position_s(position, sent, program.num_microbatches) for position in positions))
+    return max(busiest_s, *(_position_s(position, sent, program) for position in positions))
 
 
 class _Times(NamedTuple):
@@ -87,15 +87,28 @@ def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str]) -> _Times:
     return _Times(_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == COMPUTE))
 
 
-def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], num_microbatches: int) -> float:
+def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, float, float]:
+    """Seconds that one rank's forward, input gradients and weight gradients of a microbatch take alone: what a search for a schedule is given."""
+    prices = price(program, cost)
+    mine = [(a, s if a.channel else s + prices.firing_s) for a, s in zip(program.actors, prices.seconds, strict=True) if a.rank == rank]
+    passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
+    forward, weight = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase == "W"]
+    return _alone_s(forward), _alone_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), _alone_s(weight)
+
+
+def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], program: Program) -> float:
     """The bound of one rank of every stage, its stages by the layers that they run; `sent`: (layer, seconds) of the forward hops."""
+    num_microbatches = program.num_microbatches
+    busy = max(num_microbatches * (t.forward_s + t.back_s) + t.once_s for t in stages.values())
+    if not program.meta.get("chained", True):
+        return busy  # virtual stages and weight gradients held back fill the pipeline otherwise
     order = sorted(stages, key=min)
     times = [stages[layers] for layers in order]
     hops = [min((s for layer, s in sent if layer in layers), default=0.0) for layers in order[:-1]]
     through = pipeline_lower_bound(
         [t.forward_s for t in times], [t.back_s for t in times], num_microbatches, hop_s=hops, once_s=[times[0].once_s, *[0.0] * (len(times) - 1)]
     )
-    return max(through, *(num_microbatches * (t.forward_s + t.back_s) + t.once_s for t in times))
+    return max(through, busy)
 
 
 def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:

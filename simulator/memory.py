@@ -116,7 +116,9 @@ def _allocations(registers: Iterable[Register]) -> Iterable[tuple[int, str, floa
 
 def _live(program: Program, timeline: Timeline) -> Mapping[int, Live]:
     """By rank the live peak, and the actor whose start at that moment opened the last item."""
-    starts: dict[tuple[int, float], str] = {}
+    peaks = {m.rank: (m.peak_bytes, m.peak_s) for m in timeline.live_memory(program)}
+    starts: dict[int, str] = {}
     for s in timeline.spans:
-        starts.setdefault((s.rank, s.start_s), s.actor)
-    return {m.rank: Live(m.peak_bytes, m.peak_s, starts.get((m.rank, m.peak_s), "the run")) for m in timeline.live_memory(program)}
+        if s.start_s == peaks[s.rank][1]:
+            starts.setdefault(s.rank, s.actor)
+    return {rank: Live(peak_bytes, peak_s, starts.get(rank, "the run")) for rank, (peak_bytes, peak_s) in peaks.items()}

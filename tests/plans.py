@@ -13,6 +13,7 @@ from planner.candidates import block_layers
 from planner.frontends.model import Model
 from planner.placement import search
 from planner.pricing import MeshPricing
+from planner.schedules import schedule
 from planner.single import OPTIMIZERS, single_device
 from planner.space import layout_space
 from planner.stages import cut
@@ -22,7 +23,7 @@ from simulator.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a parity test asks for. `zero` and `sp` None: left to the search."""
+    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least."""
 
     dp: int = 1
     tp: int = 1
@@ -32,6 +33,7 @@ class Layout:
     sp: bool | None = None
     recompute: bool = False
     schedule: str = "1f1b"
+    vpp: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -52,13 +54,19 @@ def plan_for(model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
         recompute=recompute, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
     )  # fmt: skip
-    weights = [1.0] * graph.num_layers
-    stages = tuple(Stage(a, b, tuple(range(i * mesh.size, (i + 1) * mesh.size))) for i, (a, b) in enumerate(cut(weights, want.pp)))
     base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=OPTIMIZERS[optimizer], num_microbatches=want.num_microbatches)
     return replace(
-        base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages, schedule=want.schedule, recompute=recompute, rules=placed.rules, hubs=placed.hubs,
-        params=placed.params, reboxed=placed.reboxed,
+        base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
+        rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
     )  # fmt: skip
+
+
+def stages_of(want: Layout, num_layers: int) -> tuple[Stage, ...]:
+    """Equal runs of layers, on the ranks where the schedule runs them."""
+    chosen, size = schedule(want.schedule), want.dp * want.tp
+    cuts = cut([1.0] * num_layers, want.pp * chosen.num_chunks(want.vpp))
+    sites = [chosen.rank_of(i, want.pp) for i in range(len(cuts))]
+    return tuple(Stage(a, b, tuple(range(site * size, (site + 1) * size))) for site, (a, b) in zip(sites, cuts, strict=True))
 
 
 def legal(want: Layout, batch: int) -> bool:

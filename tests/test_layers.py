@@ -23,7 +23,7 @@ LEAN = {"ir": {"numpy", "networkx"}, "executor": {"numpy", "networkx", "cupy", "
 OPTIONAL = {"cupy", "mpi4py", "onnx", "plotly", "rich", "streamlit", "threadpoolctl", "torch", "transformers"}
 """Third parties that may be imported inside a function."""
 LATE = {
-    ("ir/program.py", "ir.proof"), ("ir/program.py", "ir.program_text"), ("executor/backend.py", "executor.numpy_backend"),
+    ("ir/program.py", "ir.net"), ("ir/program.py", "ir.proof"), ("ir/program.py", "ir.program_text"), ("executor/backend.py", "executor.numpy_backend"),
     ("executor/backend.py", "executor.null_backend"), ("executor/backend.py", "executor.cupy_backend"),
 }  # fmt: skip
 """Our own modules that may be: methods of a value that are written elsewhere, backends when they are opened, two modules that call each other."""

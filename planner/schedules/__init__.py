@@ -30,7 +30,7 @@ from planner.schedules import (
 from planner.schedules.schedule import Schedule, Times, peak
 from planner.schedules.slot import Orders, Slot
 
-__all__ = ["LOWERED", "SCHEDULES", "Orders", "Schedule", "Slot", "Times", "peak", "schedule"]
+__all__ = ["SCHEDULES", "Orders", "Schedule", "Slot", "Times", "peak", "schedule"]
 
 SCHEDULES: Mapping[str, Schedule] = {
     s.name: s
@@ -40,8 +40,6 @@ SCHEDULES: Mapping[str, Schedule] = {
         dualpipe.SCHEDULE, dualpipe_v.SCHEDULE,
     )
 }  # fmt: skip
-LOWERED = ("gpipe", "1f1b")
-"""The schedules that `planner.lower` writes programs for, and that plans may name."""
 
 
 def schedule(name: str) -> Schedule:

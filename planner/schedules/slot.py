@@ -68,6 +68,30 @@ def gives(slot: Slot) -> tuple[str, int, int] | None:
     return None if slot.kind == "W" else ("x" if slot.kind == "F" else "dx", slot.stage, slot.microbatch)
 
 
+def one_line(orders: Orders) -> tuple[Slot, ...]:
+    """All slots in one order in which they can run, each as early as it can where one takes as long as another; fewer where the ranks wait for each other.
+
+    >>> orders = ((Slot(0, "F", 0), Slot(0, "F", 1), Slot(0, "B", 0), Slot(0, "B", 1)), (Slot(1, "F", 0), Slot(1, "B", 0), Slot(1, "F", 1), Slot(1, "B", 1)))
+    >>> " ".join(map(str, one_line(orders)))
+    '0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1'
+    """
+    num_stages = 1 + max(slot.stage for order in orders for slot in order)
+    made = {gives(slot) for order in orders for slot in order}
+    there: set[tuple[str, int, int] | None] = set()
+    at, line, wave = [0] * len(orders), list[Slot](), list[int]()
+    while True:
+        wave = [
+            rank for rank, order in enumerate(orders)
+            if at[rank] < len(order) and all(need in there or need not in made for need in waits_for(order[at[rank]], num_stages))
+        ]  # fmt: skip
+        if not wave:
+            return tuple(line)
+        for rank in wave:
+            line.append(orders[rank][at[rank]])
+            at[rank] += 1
+        there.update(gives(slot) for slot in line[-len(wave) :])
+
+
 def spell(word: Iterable[Token], num_microbatches: int) -> tuple[Slot, ...]:
     """The slots of a word: every kind of every stage takes the microbatches in turn (B counts as I and as W); those past the last are left out.
 

@@ -67,7 +67,7 @@ def unequal(cuts: tuple[int, int], clipped: bool) -> Plan:
 
 def assert_the_few_do_as_in_the_whole(model: Model, plan: Plan, program: Program, cost: CostModel) -> None:
     """Every firing of the representatives starts and ends as it does when all are simulated."""
-    few = lower(model, plan, ranks=representatives(plan))
+    few = lower(model, plan, ranks=representatives(plan, cost.cluster))
     every = {(s.actor, s.step, s.microbatch): s for s in simulate(program, cost, steps=2).spans}
     told = simulate(few, cost, steps=2)
     end_s = max(s.end_s for s in told.spans)

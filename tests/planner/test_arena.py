@@ -22,9 +22,8 @@ from tests.plans import Layout, cluster, plan_for
 from tests.virtual import perform_timed
 
 LAYOUTS = [
-    Layout(), Layout(8), Layout(2, 2, 2, 2),
-    Layout(1, 4, sp=True, num_microbatches=2), Layout(4, 2, zero=3), Layout(2, 1, 4, 4, zero=2), Layout(1, 2, 2, 4, recompute=True),
-    Layout(1, 2, 4, 4, schedule="gpipe"),
+    Layout(), Layout(8), Layout(2, 2, 2, 2), Layout(1, 4, sp=True, num_microbatches=2), Layout(4, 2, zero=3), Layout(2, 1, 4, 4, zero=2),
+    Layout(1, 2, 2, 4, recompute=True), Layout(1, 2, 4, 4, schedule="gpipe"),
 ]  # fmt: skip
 
 
@@ -124,5 +123,5 @@ def test_what_no_kernel_waits_for_has_memory_of_its_own() -> None:
     registers = tuple(Register(name, 0, (4,), "float32", 16) for name in ("a", "copy", "b", "c"))
     actors = (actor("A", (), ("a",)), actor("Copy", ("a",), ("copy",), queue="comm.dp"), actor("B", (), ("b",)), actor("C", ("b",), ("c",)))
     orders = {(0, "compute"): (("A", 0), ("B", 0), ("C", 0)), (0, "comm.dp"): (("Copy", 0),)}
-    shared = share(Program("ahead", 1, actors, registers, orders))
+    shared = share(Program("ahead", 1, actors, registers, orders), {a.name: a.phase for a in actors})
     assert [r.name for r in shared.registers if r.arena] == ["b", "c"]

@@ -16,7 +16,7 @@ from ir.ops import catalogue
 from ir.program import Program
 from planner.lower import local_sizes, lower, representatives
 from tests.models import BATCH, SEQ, gpt, llama
-from tests.plans import Layout, layouts, pairwise, plan_for
+from tests.plans import Layout, cluster, layouts, pairwise, plan_for
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "lowered-p2-m2.txt"
 
@@ -113,8 +113,8 @@ def test_work_of_all_ranks_is_the_work_of_one() -> None:
 def test_a_part_of_the_ranks_is_that_part_of_the_whole() -> None:
     model = gpt()
     plan = plan_for(model, Layout(2, 2, 2, 2), batch=BATCH, seq=SEQ)
-    whole, part = lower(model, plan), lower(model, plan, ranks=representatives(plan))
-    assert part.ranks == representatives(plan) == (0, 4)
+    whole, part = lower(model, plan), lower(model, plan, ranks=representatives(plan, cluster()))
+    assert part.ranks == representatives(plan, cluster()) == (0, 4)
     assert part.registers == tuple(r for r in whole.registers if r.rank in (0, 4))
     assert [replace(a, channel="") for a in part.actors] == [replace(a, channel="") for a in whole.actors if a.rank in (0, 4)]
     assert {a.channel for a in part.actors if a.work.kind in ("send", "recv") or len({0, 4} & set(a.work.group)) == 2} >= {"norm2.join"}

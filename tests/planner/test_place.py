@@ -14,26 +14,26 @@ from ir.op import ALL_B
 from ir.ops import catalogue
 from planner.autodiff import backward, scale_loss
 from planner.elide import elide_copies
-from planner.place import StageTasks, Task, place
+from planner.place import SiteTasks, Task, place
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.plans import Layout, plan_for
 
 
 @cache
-def placed(want: Layout, family: str = "gpt", dtype: str = "float64") -> tuple[StageTasks, ...]:
+def placed(want: Layout, family: str = "gpt", dtype: str = "float64") -> tuple[SiteTasks, ...]:
     model = {"gpt": gpt, "llama": llama}[family]()
     plan = plan_for(model, want, batch=BATCH, seq=SEQ, dtype=dtype).squeezed()
     graph = model.graph(plan.microbatch, SEQ, dtype)
     return place(backward(scale_loss(graph, plan.num_microbatches), plan.recompute), plan)
 
 
-def tasks(stage: StageTasks, *parts: str) -> list[Task]:
+def tasks(stage: SiteTasks, *parts: str) -> list[Task]:
     return [t for part in parts or stage.tasks for t in stage.tasks[part]]
 
 
 LAYOUTS = [
-    Layout(), Layout(2), Layout(2, 2, 2, 2), Layout(1, 4, sp=True),
-    Layout(1, 2, sp=False), Layout(4, zero=3), Layout(2, zero=2), Layout(1, 1, 4, 4), Layout(2, 2, 2, 2, recompute=True),
+    Layout(), Layout(2), Layout(2, 2, 2, 2), Layout(1, 4, sp=True), Layout(1, 2, sp=False), Layout(4, zero=3), Layout(2, zero=2),
+    Layout(1, 1, 4, 4), Layout(2, 2, 2, 2, recompute=True),
 ]  # fmt: skip
 
 
@@ -85,14 +85,14 @@ def test_tensor_parallel_blocks_meet_twice_each_way() -> None:
     model = llama(hidden=2048, num_heads=16, num_kv_heads=8, head_dim=128, mlp_hidden=5632)  # in a small one all ranks would do the same
     plan = plan_for(model, Layout(1, 2, sp=False), batch=8, seq=1024, dtype="bfloat16").squeezed()
     (stage,) = place(backward(model.graph(8, 1024, "bfloat16")), plan)
-    for part in ("F", "B"):
+    for part in ("F", "I"):
         blocks = [t for t in tasks(stage, part) if t.layer in (2, 3)]
         assert by_kind(blocks) == {"all_reduce": 4}, "two sub-blocks of two layers in the middle"
 
 
 def test_data_parallel_gradients_are_reduced_once_a_step() -> None:
     (stage,) = placed(Layout(4, num_microbatches=2, zero=0))
-    assert not by_kind(tasks(stage, "begin", "F", "B"))
+    assert not by_kind(tasks(stage, "begin", "F", "I", "W"))
     params = [v for v in stage.values.values() if v.memory == "parameter"]
     contributions = [v for v in stage.values.values() if v.tensor.name.endswith("@acc") and v.clock == "step" and any(s.is_partial for s in v.nd)]
     assert len(contributions) == len(params) + 1, "the tied parameter has two"
@@ -104,7 +104,7 @@ def test_zero_3_gathers_for_each_pass_and_scatters_each_gradient() -> None:
     split = {name for name, v in stage.values.items() if v.initial and v.memory == "parameter" and any(s.is_split for s in v.nd)}
     gathered = {t.reads[0] for t in tasks(stage, "F") if t.op == "all_gather"}
     assert gathered == split
-    assert by_kind(tasks(stage, "B"))["reduce_scatter"] == len(split)
+    assert by_kind(tasks(stage, "W"))["reduce_scatter"] == len(split)
     assert not by_kind(t for t in tasks(stage, "end") if t.reads[0] in split)
 
 
@@ -152,5 +152,5 @@ def test_a_stage_without_the_head_has_no_loss() -> None:
 
 def test_the_fill_that_starts_the_backward_is_the_same_everywhere() -> None:
     (stage,) = placed(Layout(2, 2))
-    (seed,) = [t for t in tasks(stage, "B") if t.op == "fill"]
+    (seed,) = [t for t in tasks(stage, "I") if t.op == "fill"]
     assert set(seed.rules) == {ALL_B}

@@ -1,0 +1,63 @@
+"""Any schedule = one device: losses and all gradients of three steps, float64, 1e-10 relative; tied embeddings on two stages, dropout and clipping on.
+
+Every schedule at every size: `benchmarks/parity.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.schedules import SCHEDULES
+from planner.single import OPTIMIZERS
+from tests.parity import DEEP, apart, apart_in_time, model, on_one_device, pipelines, same
+from tests.plans import Layout
+
+
+def covering() -> list[Layout]:
+    """Every schedule on 2 and on 4 ranks, the numbers of microbatches in turn; on 2 ranks the most as well."""
+    found: dict[tuple[str, int], list[Layout]] = {}
+    for want in pipelines():
+        found.setdefault((want.schedule, want.pp), []).append(want)
+    turns = [sizes[i // 2 % len(sizes)] for i, sizes in enumerate(found.values())]
+    return list(dict.fromkeys((*turns, *(sizes[-1] for (_, pp), sizes in found.items() if pp == 2))))
+
+
+SPREAD = [
+    Layout(2, 1, 2, 4, zero=1), Layout(2, 1, 2, 4, zero=2, recompute=True), Layout(2, 1, 2, 4, zero=3), Layout(1, 2, 2, 4, sp=True),
+    Layout(2, 2, 2, 4, zero=1, sp=False),
+]  # fmt: skip
+"""Pipelines whose ranks are split over data and tensor parallelism too."""
+CHUNKED = [name for name, s in SCHEDULES.items() if s.splits or s.chunks != 1]
+"""Schedules with several stages a rank, or weight gradients apart."""
+
+
+@pytest.mark.parametrize("want", covering(), ids=str)
+def test_any_schedule_gives_what_one_device_gives(want: Layout) -> None:
+    found = apart_in_time(want)
+    assert same(found), found
+
+
+@pytest.mark.parametrize("want", [replace(SPREAD[i % len(SPREAD)], schedule=name) for i, name in enumerate(CHUNKED)], ids=str)
+def test_whatever_the_ranks_are_split_over(want: Layout) -> None:
+    found = apart(DEEP, want)
+    assert same(found), found
+
+
+@pytest.mark.parametrize(("name", "pp", "vpp"), [("interleaved", 2, 4), ("looped-bfs", 2, 3), ("interleaved-zb", 2, 4)])
+def test_more_stages_a_rank(name: str, pp: int, vpp: int) -> None:
+    found = apart_in_time(Layout(pp=pp, num_microbatches=4, schedule=name, vpp=vpp))
+    assert same(found), found
+
+
+def test_every_schedule_and_number_of_ranks_is_covered() -> None:
+    assert {(w.schedule, w.pp) for w in covering()} == {(name, p) for name in SCHEDULES for p in (2, 4)}
+    assert {(w.pp, w.num_microbatches) for w in covering()} == {(w.pp, w.num_microbatches) for w in pipelines()}
+
+
+def test_it_is_tied_and_it_clips() -> None:
+    assert model(DEEP).config.tied
+    for seen in on_one_device(DEEP, "adamw", 4):
+        assert np.sqrt(sum(float((g**2).sum()) for g in seen.gradients.values())) > 2 * OPTIMIZERS["adamw"]["max_norm"]

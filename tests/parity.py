@@ -1,0 +1,71 @@
+"""Any plan against one device: three steps of both, and how far their losses and gradients lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from executor.data import text_data
+from executor.verify import Seen
+from headrace.running import differences, step_by_step
+from planner.frontends.model import Model
+from planner.lower import lower
+from planner.schedules import SCHEDULES
+from planner.single import OPTIMIZERS, single_device
+from tests.models import BATCH, SEQ, gpt, llama
+from tests.plans import Layout, cluster, plan_for
+
+VALUES = {
+    "dp": (1, 2, 4), "tp": (1, 2, 4), "pp": (1, 2, 4), "num_microbatches": (1, 2, 4), "zero": (0, 1, 2, 3), "sp": (False, True, None),
+    "recompute": (False, True), "schedule": ("1f1b", "gpipe"),
+}  # fmt: skip
+"""What a layout may be; `sp` None: whatever the search finds."""
+
+MODELS = {"gpt": gpt(), "llama": llama()}
+DEEP = "gpt6"
+"""Six layers: with embedding and head one layer for each stage of four ranks that hold two."""
+LIMIT = 1e-10
+"""The largest relative difference that rounding explains in float64."""
+
+OPTIONS = {"data": text_data(None, SEQ, vocab=259), "lr": 1e-3, "warmup": 2, "seed": 3, "watchdog_s": 20.0}
+START: dict[str, Any] = {"initial": None, "first_step": 0}
+STEPS = 3
+
+
+@cache
+def model(family: str) -> Model:
+    return gpt(num_layers=6) if family == DEEP else MODELS[family]
+
+
+@cache
+def on_one_device(family: str, optimizer: str, batch: int = BATCH) -> tuple[Seen, ...]:
+    """What is compared of the three steps that every plan must give again."""
+    whole = model(family)
+    single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])
+    return tuple(step_by_step(lower(whole, single), STEPS, START, OPTIONS))
+
+
+def apart(family: str, want: Layout, optimizer: str = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> dict[str, Any]:
+    """`loss_max_rel`, `grad_max_rel` and `grad_worst` of three steps, dropout on, gradients clipped."""
+    program = lower(model(family), plan_for(model(family), want, batch=batch, seq=SEQ, memory_price=memory_price, optimizer=optimizer))
+    return differences(step_by_step(program, STEPS, START, OPTIONS), on_one_device(family, optimizer, batch), STEPS)
+
+
+def pipelines() -> Iterator[Layout]:
+    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal."""
+    for chosen in SCHEDULES.values():
+        for p in (2, 4):
+            for m in (p - 1, p, 2 * p, 3 * p + 1):
+                if not chosen.refuse(p, m, chosen.num_chunks()):
+                    yield Layout(pp=p, num_microbatches=m, schedule=chosen.name)
+
+
+def apart_in_time(want: Layout) -> dict[str, Any]:
+    """`apart` of a GPT with tied embeddings under one of the `pipelines`, one sample for each microbatch on each data-parallel rank."""
+    return apart(DEEP, want, batch=want.dp * want.num_microbatches)
+
+
+def same(found: dict[str, Any]) -> bool:
+    """Whether they agree to rounding."""
+    return max(found["loss_max_rel"], found["grad_max_rel"]) <= LIMIT

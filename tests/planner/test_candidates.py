@@ -1,0 +1,84 @@
+"""The outer space: every legal point once, and contradictions by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ir.errors import HeadraceError, InputError, PlanError
+from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix
+from tests.models import SEQ, gpt, llama
+
+GRAPH = llama().graph(1, SEQ, "float32")  # four blocks, 8 heads, 4 KV heads
+
+
+def brute(num_devices: int, batch: int) -> set[Candidate]:
+    found = set()
+    for dp in range(1, num_devices + 1):
+        for tp in range(1, num_devices + 1):
+            for pp in range(1, num_devices + 1):
+                if dp * tp * pp != num_devices or 4 % tp or pp > 4 or batch % dp:
+                    continue
+                for mbs in range(1, batch // dp + 1):
+                    m = batch // (dp * mbs)
+                    if m * dp * mbs == batch:
+                        schedules = ("1f1b", "gpipe") if pp > 1 and m > 1 else ("1f1b",)
+                        found |= {Candidate(dp, tp, pp, mbs, m, s, r) for s in schedules for r in ("none", "full")}
+    return found
+
+
+@pytest.mark.parametrize(("num_devices", "batch"), [(1, 1), (1, 6), (4, 8), (8, 8), (8, 12), (6, 12), (16, 16)])
+def test_every_legal_point_once(num_devices: int, batch: int) -> None:
+    found = list(candidates({}, num_devices, batch, GRAPH))
+    assert len(found) == len(set(found))
+    assert set(found) == brute(num_devices, batch)
+
+
+@pytest.mark.parametrize("fix", [{"dp": 2}, {"tp": 2, "pp": 2}, {"mbs": 2}, {"schedule": "gpipe"}, {"recompute": "full"}, {"pp": 1, "mbs": 4}], ids=str)
+def test_what_is_fixed_stays(fix: Mapping[str, Any]) -> None:
+    found = list(candidates(fix, 8, 16, GRAPH))
+    assert found
+    assert set(found) >= {c for c in brute(8, 16) if all(getattr(c, k) == v for k, v in fix.items())}
+    assert all(getattr(c, k) == v for c in found for k, v in fix.items())
+
+
+def test_values_are_typed() -> None:
+    fix = {"tp": "2", "zero": "0", "sp": "True", "schedule": "gpipe", "recompute": "full", "cp": 1}
+    assert parse_fix(fix, 8, 16, GRAPH) == {"tp": 2, "zero": 0, "sp": True, "schedule": "gpipe", "recompute": "full", "cp": 1}
+
+
+@pytest.mark.parametrize(
+    ("fix", "kind", "sentence"),
+    [
+        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, ep, vpp, mbs, schedule, recompute, zero, sp"),
+        ({"tp": "two"}, InputError, "--fix tp=two: give a whole number"),
+        ({"dp": 0}, InputError, "--fix dp=0: give a whole number of 1 or more"),
+        ({"zero": -1}, InputError, "--fix zero=-1: give a whole number of 0 or more"),
+        ({"sp": "maybe"}, InputError, "--fix sp=maybe: give true or false"),
+        ({"ep": 2}, PlanError, "--fix ep=2: only ep=1 is in the space"),
+        ({"vpp": 3, "schedule": "zb-v"}, PlanError, "schedule `zb-v` puts 2 stages on a rank, not 3"),
+        ({"schedule": "zb"}, PlanError, "known schedules are gpipe, 1f1b"),
+        ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none and full"),
+        ({"zero": 4}, PlanError, "--fix zero=4: legal are 0, 1, 2 and 3"),
+        ({"dp": 2, "tp": 2, "pp": 4}, PlanError, "--fix dp=2 x tp=2 x pp=4 asks for 16 devices, the cluster has 8; dp x tp x pp must be 8"),
+        ({"dp": 3}, PlanError, "--fix dp=3: 3 does not divide the 8 devices"),
+        ({"tp": 8}, PlanError, "has 8 heads and 4 KV heads, which 8 does not divide; legal tp are 1, 2, 4"),
+        ({"pp": 8}, PlanError, "has 4 blocks, so pp x vpp can be 1 to 4"),
+        ({"dp": 4, "mbs": 3}, PlanError, "batch 16 is not divisible by 12 \\(dp=4 x mbs=3\\); batches near it that are: 12, 24"),
+    ],
+    ids=str,
+)
+def test_contradictions_are_named(fix: Mapping[str, Any], kind: type[HeadraceError], sentence: str) -> None:
+    with pytest.raises(kind, match=sentence):
+        parse_fix(fix, 8, 16, GRAPH)
+
+
+def test_legal_tp_divides_the_heads_of_keys_and_values() -> None:
+    assert legal_tp(GRAPH, 8) == (1, 2, 4)
+    assert legal_tp(gpt(num_heads=2).graph(1, SEQ, "float32"), 8) == (1, 2)
+
+
+def test_blocks_are_what_lies_between_embedding_and_head() -> None:
+    assert block_layers(GRAPH) == (1, 2, 3, 4)
