@@ -125,9 +125,7 @@ class Pipe:
         for r in range(self.p):
             least = sum(a for a, held in zip(limits.activation, times.rank, strict=True) if held == r)
             if least > limits.memory[r] + TOLERANCE:
-                raise PlanError(
-                    f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; give it {least:g} or more"
-                )
+                raise PlanError(f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; give it {least:g} or more")
 
     def _by_token(self, table: np.ndarray) -> np.ndarray:
         """[kind, stage] -> [rank, token]."""
