@@ -40,7 +40,7 @@ class Found:
 class Effort:
     """How long to search, in counts and not in seconds, so that answers repeat.
 
-    `generations` of `brood` rules, at most `patience` of them without gain; then `rounds` of `width` moves shared by the `starts` best words; all that as far as
+    `generations` of `brood` rules, at most `patience` of them without gain; then `rounds` of `width` moves shared by the `starts` best words; all as far as
     `passes` timed passes pay for. Steps of at most `prove` passes are proved, within `nodes` nodes of HiGHS.
     """
 
