@@ -38,7 +38,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to search: generations of rules and how many a generation, rounds of moves, and passes to prove at most; counts, so that answers repeat."""
+    """How long to search, in counts and not in seconds, so that answers repeat.
+
+    `generations` of `brood` rules, at most `patience` of them without gain; then `rounds` of `width` moves shared by the `starts` best words; all as far as
+    `passes` timed passes pay for. Steps of at most `prove` passes are proved, within `nodes` nodes of HiGHS.
+    """
 
     generations: int = 24
     patience: int = 6

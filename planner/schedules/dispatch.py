@@ -144,10 +144,8 @@ class Breeder:
         aheads = [depth, depth + 1, 2 * depth - 1, away, away + 1, away + 2, np.full_like(depth, m), np.full_like(depth, p)]
         big = 1e3 * max(self.seconds, 1e-30)
         grid = [(a, b, c, d) for a in aheads for b in (-big, 0.0, 0.5 * self.seconds, big) for c in (0.0, 0.5, 1.0) for d in (0, m)]
-        n = len(grid)
         ahead = np.maximum(np.minimum(np.array([g[0] for g in grid]), self.most), 1)
         flat = [np.repeat(np.array([g[k] for g in grid], dtype=float)[:, None], p, axis=1) for k in (1, 2, 3)]
-        assert len(ahead) == n
         return Rules(ahead, *flat)
 
     def change(self, parents: Rules, num: int) -> Rules:

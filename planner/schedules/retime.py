@@ -43,7 +43,10 @@ def retime(pipe: Pipe, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(stuck, np.inf, free.reshape(n, p).max(axis=1)), start[:, :, :length]
 
 
-def _rounds(take, give, lag, seconds, ends, start, lines: int, length: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _rounds(
+    take: np.ndarray, give: np.ndarray, lag: np.ndarray, seconds: np.ndarray, ends: np.ndarray, start: np.ndarray, lines: int, length: int
+) -> np.ndarray:
+    """When each line, a rank of a candidate, is free at the end; fills `ends` and `start`. All arrays are flat."""
     at, free = np.arange(lines) * (length + 1), np.zeros(lines)
     unread = int(ends.size) - 2
     while True:
