@@ -17,7 +17,7 @@ from executor.buffers import Buffers, tensor_names
 from executor.data import ArrayData, Data, text_data
 from executor.driver import Driver
 from executor.marks import Marks
-from executor.measured import hidden_share, step_ends, timeline
+from executor.measured import hidden_share, timeline
 from executor.slots import Access
 from executor.threads import ThreadTransport
 from ir.errors import InputError
@@ -45,7 +45,7 @@ class Run:
     @property
     def step_s(self) -> float:
         """Seconds of a steady step: the median distance between the ends of two steps; how long the only step took where there is one."""
-        ends = step_ends(self.timeline)
+        ends = [end_s for _, end_s in sorted(self.timeline.complete_s.items())]
         lengths = [b - a for a, b in itertools.pairwise(ends)] or ends
         return statistics.median(lengths) if lengths else 0.0
 

@@ -2,6 +2,9 @@
 
 The verbs: `load` a model, `load_cluster`, `plan`, `lower` a plan to a program, `simulate`, `explain`, `run`, `diff` two timelines, `measure` this machine.
 Each is imported when it is first used, so that `import headrace` costs nothing and a saved program runs where scipy is not installed.
+
+In processing order: `options` (what the command takes), `progress`, `documents` and `timelines` (files), `local` (this machine), `planning` and `running`
+(the verbs), `prediction` (what a simulation foretells), `layouts` and `tables` (for people), `answer`, `commands/` (one a verb), `cli`; `demo`.
 """
 
 from __future__ import annotations

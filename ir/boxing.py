@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from ir.errors import SbpError
 from ir.mesh import Mesh
-from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_region, local_shape
+from ir.sbp import P_MAX, B, NdSbp, S, Sbp, local_region, local_shape
 
 LOCAL = ("slice", "zero", "pad", "keep")
 COLLECTIVE = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
@@ -39,6 +39,7 @@ class Step:
 def kind_1d(src: Sbp, dst: Sbp) -> str:
     """The name of the step between two placements on one axis, `none` where they are equal.
 
+    >>> from ir.sbp import P
     >>> [kind_1d(*pair) for pair in ((P, B), (P, S(0)), (S(0), B), (S(0), S(1)), (B, S(0)), (B, P), (S(0), P))]
     ['all_reduce', 'reduce_scatter', 'all_gather', 'all_to_all', 'slice', 'zero', 'pad']
     """
@@ -222,7 +223,6 @@ __all__ = [
     "LOCAL",
     "Crossing",
     "Link",
-    "P",
     "Piece",
     "Price",
     "Step",

@@ -27,7 +27,7 @@ class Device:
     """One accelerator, or one core of a CPU.
 
     `flops_per_s` by dtype is the peak of a GEMM; `profile` holds what was measured of it (tables by name, each with `source`), interpreted by the cost model.
-    `compute_slots`: how many such devices share one set of cores (`local`), 1 where a device has its own.
+    `launch_s` passes before a kernel runs.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An undirected edge of the topology; `bytes_per_s` is for each direction. `curves`: measured collectives over it, interpreted by the cost model."""
+    """An undirected edge of the topology; `bytes_per_s` is for each direction. `kind` says what it is (NVLink, a NIC), for people."""
 
     a: str
     b: str
@@ -102,17 +102,14 @@ class Cluster:
 
     def check(self) -> Cluster:
         """Returns the cluster, or raises ClusterError naming the first thing that is wrong."""
+        _check_type(f"cluster `{self.name}`", "name", self.name, str)
+        _check_type(f"cluster `{self.name}`", "profile", self.profile, Mapping)
         if not self.devices:
             raise ClusterError(f"cluster `{self.name}` has no devices")
         for i, d in enumerate(self.devices):
             if d.rank != i:
                 raise ClusterError(f"cluster `{self.name}`: device {i} has rank {d.rank}; devices stand in rank order from 0")
-            where = f"cluster `{self.name}`, device {i}"
-            for what, value in (("memory_bytes", d.memory_bytes), ("usable_bytes", d.usable_bytes), ("bytes_per_s", d.bytes_per_s)):
-                _check_number(where, what, value, above=True)
-            for dtype, value in d.flops_per_s.items():
-                _check_number(where, f"flops_per_s.{dtype}", value, above=True)
-            _check_number(where, "launch_s", d.launch_s, above=False)
+            _check_device(f"cluster `{self.name}`, device {i}", d)
         for link in self.links:
             where = f"cluster `{self.name}`, link {link.a} - {link.b}"
             _check_number(where, "bytes_per_s", link.bytes_per_s, above=True)
@@ -151,6 +148,26 @@ class Cluster:
             return cls(data["name"], tuple(devices), tuple(links), data["profile"], tuple(data["assumed"])).check()
         except (KeyError, TypeError) as error:
             raise ClusterError(f"the cluster document is incomplete or damaged: {error!r}") from error
+
+
+def _check_device(where: str, d: Device) -> None:
+    _check_type(where, "name", d.name, str)
+    _check_type(where, "node", d.node, int)
+    _check_type(where, "profile", d.profile, Mapping)
+    _check_type(where, "flops_per_s", d.flops_per_s, Mapping)
+    for what, value in (("memory_bytes", d.memory_bytes), ("usable_bytes", d.usable_bytes), ("bytes_per_s", d.bytes_per_s)):
+        _check_number(where, what, value, above=True)
+    if not d.flops_per_s:
+        raise ClusterError(f"{where}: flops_per_s is empty; give the rate of one dtype at least, such as bfloat16")
+    for dtype, value in d.flops_per_s.items():
+        _check_number(where, f"flops_per_s.{dtype}", value, above=True)
+    _check_number(where, "launch_s", d.launch_s, above=False)
+
+
+def _check_type(where: str, what: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        wanted = {str: "a name", int: "a whole number", Mapping: "an object"}[kind]
+        raise ClusterError(f"{where}: {what} is {value!r}; give {wanted}")
 
 
 def _check_number(where: str, what: str, value: Any, above: bool) -> None:

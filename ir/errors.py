@@ -5,6 +5,9 @@ Every message says what was asked, what was found and what to do, with names and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class HeadraceError(Exception):
     """Base of every error that a user can cause; the command prints it without a traceback."""
@@ -33,9 +36,13 @@ class PlanError(HeadraceError):
 
 
 class DoesNotFit(HeadraceError):
-    """Nothing in the searched space fits into device memory."""
+    """Nothing in the searched space fits into device memory. `nearest`: the plans that lack least; `ways_out`: sentences on what would make room."""
 
     exit_code = 4
+
+    def __init__(self, message: str, nearest: Sequence[Any] = (), ways_out: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.nearest, self.ways_out = tuple(nearest), tuple(ways_out)
 
 
 class ProgramError(HeadraceError):

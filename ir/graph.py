@@ -30,7 +30,7 @@ import networkx as nx
 
 from ir.errors import GraphError
 from ir.op import Op
-from ir.ops import CATALOGUE, catalogue
+from ir.ops import catalogue
 from ir.units import DTYPE_BYTES
 
 ROLES = ("input", "param", "const", "value")
@@ -294,4 +294,4 @@ class Builder:
         return Graph(self.name, tuple(self.nodes), dict(self.tensors), tuple(outputs)).check()
 
 
-__all__ = ["CATALOGUE", "Builder", "Graph", "Node", "Tensor"]
+__all__ = ["Builder", "Graph", "Node", "Tensor"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import chain
 from typing import NamedTuple
 
 from ir.errors import ProgramError
@@ -76,6 +77,7 @@ class Machine:
         self.queue_index: dict[Queue, int] = {q: i for i, q in enumerate(net.queues)}
         self.outbox: deque[Arrival] = deque()
         self._first, self._end = net.start[:-1], net.start[1:]
+        self._actor, self._microbatch, self._queue, self._nodes = net.actor, net.microbatch, net.queue, net.nodes
         self._head = list(self._first)
         self._lap = [0] * len(self.queues)
         self._ready = [False] * len(self.queues)
@@ -101,8 +103,8 @@ class Machine:
         self._in: list[list[int]] = [[] for _ in net.members]
         self._missing = [0] * len(net.members)
         self._started = [0] * len(net.members)
-        order = [(node, *net.next_in_queue(node)) for node in range(net.num_nodes)]
-        for src, dst, offset in [*order, *net.waits]:
+        order = ((node, *net.next_in_queue(node)) for node in range(net.num_nodes))
+        for src, dst, offset in chain(order, net.waits):
             group, edge = net.group[dst], len(self._tokens)
             self._tokens.append(offset)
             self._out[src].append((edge, group))
@@ -143,14 +145,14 @@ class Machine:
         self._ready[queue] = False
         node = self._head[queue]
         self._running[queue] = node
-        net = self.net
-        return Action(net.actor[node], self._lap[queue], net.microbatch[node])
+        return Action(self._actor[node], self._lap[queue], self._microbatch[node])
 
     def finish(self, action: Action) -> list[int]:
         """Publishes and frees what this running action published and held; returns the queues that became startable by it."""
-        node = self.net.nodes[action.actor][action.microbatch]
-        queue = self.net.queue[node]
-        if self._running[queue] != node or self._lap[queue] != action.step:
+        actor, step, microbatch = action
+        node = self._nodes[actor][microbatch]
+        queue = self._queue[node]
+        if self._running[queue] != node or self._lap[queue] != step:
             raise ProgramError(f"{self._name(action)} cannot finish: it does not run; {self._state(queue)}")
         self._running[queue] = -1
         self._left -= 1
@@ -162,11 +164,13 @@ class Machine:
         woken: list[int] = []
         tokens, missing = self._tokens, self._missing
         for edge, group in self._out[node]:
-            tokens[edge] += 1
-            if tokens[edge] == 1:
-                missing[group] -= 1
-                if not missing[group]:
-                    self._satisfied(group, woken)
+            if tokens[edge]:
+                tokens[edge] += 1
+                continue
+            tokens[edge] = 1
+            missing[group] -= 1
+            if not missing[group]:
+                self._satisfied(group, woken)
         return woken
 
     def arrive(self, channel: str, step: int, microbatch: int, rank: int) -> list[int]:
@@ -214,8 +218,9 @@ class Machine:
         self._started[group] = step + 1
         tokens, missing = self._tokens, 0
         for edge in self._in[group]:
-            tokens[edge] -= 1
-            missing += not tokens[edge]
+            left = tokens[edge] = tokens[edge] - 1
+            if not left:
+                missing += 1
         self._missing[group] = missing
         if group in self._absent:
             for node in self.net.members[group]:

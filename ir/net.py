@@ -181,7 +181,7 @@ def needed(net: Net, found: Iterable[tuple[int, int, int, str, int]]) -> list[tu
     for src, dst, offset, kind, _ in found:
         a, b = queue[src], queue[dst]
         if a == b:
-            if src >= dst and not offset and kind != "order":
+            if src >= dst and offset <= 0 and kind != "order":
                 out.append((src, dst, offset))
         elif kind != "order":
             late = src - offset * lengths[a]

@@ -1,6 +1,7 @@
 """What to do: from a model and a cluster to the best plans, and from a plan to a Program.
 
-In the order of use: `frontends` (models to graphs); `facts`, `pricing`, `tables`, `space`, `problem`, `elimination`, `placement` (the cheapest placement of one
-layout); `candidates`, `stages`, `bounds`, `evaluate`, `search` (the best layouts); `schedules`, `orders`, `check`, `autodiff`, `place`, `elide`, `arena`,
-`lower` (a plan written out as a Program); `single` (the plan of one device), `summary`, `reasons`, `explain` (a plan in words).
+In the order in which a model passes through them: `frontends/`; `schedules/`, `orders`, `stages`, `candidates`, `bounds` and `footprint`: the outer space;
+`facts`, `space`, `pricing`, `tables`, `problem`, `elimination` and `placement`: the placement of one candidate; `autodiff`, `place`, `elide`, `arena` and
+`lower`: from a plan to its Program; `summary` and `evaluate`: what a candidate is worth; `ways_out`, `reasons` and `search`: the best of all; `explain`;
+`check` and `single`: whether a plan is legal, and the plan of one device.
 """

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from ir.program import Actor, Program, Register
 
 ALIGNMENT = 64
@@ -91,16 +93,16 @@ def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:
     (0, 0, 64)
     """
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i][1], blocks[i][0], i))
+    starts, ends, lows, highs = np.zeros((4, len(blocks)), dtype=np.int64)
     offsets = [0] * len(blocks)
-    done: list[int] = []
-    for i in order:
+    for num_done, i in enumerate(order):
         life, nbytes = blocks[i]
-        taken = sorted((offsets[j], offsets[j] + blocks[j][1]) for j in done if blocks[j][0].start <= life.end and life.start <= blocks[j][0].end)
+        overlapping = np.flatnonzero((starts[:num_done] <= life.end) & (ends[:num_done] >= life.start))
         at = 0
-        for start, stop in taken:
+        for start, stop in sorted(zip(lows[overlapping].tolist(), highs[overlapping].tolist(), strict=True)):
             if at + nbytes <= start:
                 break
             at = max(at, -(-stop // ALIGNMENT) * ALIGNMENT)
         offsets[i] = at
-        done.append(i)
+        starts[num_done], ends[num_done], lows[num_done], highs[num_done] = life.start, life.end, at, at + nbytes
     return tuple(offsets)

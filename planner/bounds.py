@@ -11,9 +11,8 @@ from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.frontends.model import Model
-from planner.orders import OWN
+from planner.orders import is_plain
 from planner.pricing import work_of
-from planner.schedules import schedule
 from planner.stages import cut
 from simulator.cost import CostModel
 
@@ -52,7 +51,7 @@ class Bounds:
     def lower_bound_s(self, c: Candidate) -> float:
         """The heaviest stage's kernels, each as fast on a part as on the whole, and the pipeline's fill and drain; no communication, no optimizer."""
         weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
-        if c.vpp > 1 or c.schedule in OWN or schedule(c.schedule).splits:
+        if not is_plain(c.schedule, c.vpp):
             # what fills such a pipeline is another schedule's business: only the work of the busiest rank is sure
             return c.num_microbatches * max(sum(weights) / c.pp, *weights)
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]

@@ -58,8 +58,9 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
+    known = [name for name, s in SCHEDULES.items() if s.copies == 1]
+    if "schedule" in out and out["schedule"] not in (*known, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(known)}, auto, or the path of a table (.csv)")
     out |= table
     if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
         raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")
@@ -98,11 +99,11 @@ def _typed(key: str, value: Any) -> Any:
 def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
     known = {k: fix[k] for k in ("dp", "tp", "pp") if k in fix}
     product = math.prod(known.values())
-    told = " x ".join(f"{k}{v}" for k, v in known.items())
+    told = " x ".join(f"{k}={v}" for k, v in known.items())
     if len(known) == 3 and product != num_devices:
         raise PlanError(f"--fix {told} asks for {product} devices, the cluster has {num_devices}; dp x tp x pp must be {num_devices}")
     if num_devices % product:
-        raise PlanError(f"--fix {told} = {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
+        raise PlanError(f"--fix {told}: {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
 
 
 def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
@@ -129,7 +130,7 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
     if batch % unit:
         told = " x ".join(f"{k}={fix[k]}" for k in ("dp", "mbs") if k in fix)
         near = [n for n in (batch // unit * unit, (batch // unit + 1) * unit) if n]
-        raise PlanError(f"batch {batch} is not divisible by {told} = {unit}; batches near it that are: {', '.join(map(str, near))}")
+        raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
 def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ir.cluster import Cluster
@@ -15,6 +16,7 @@ from ir.program import Program
 from planner.autodiff import Joint
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.footprint import Footprint
 from planner.lower import joint_graph, representatives, write
 from planner.orders import auto_orders, kept, rank_of, rows_of
 from planner.placement import new_tables, search
@@ -67,17 +69,28 @@ class Evaluator:
     def cost(self) -> CostModel:
         return self.bounds.cost
 
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint(self.bounds, self.optimizer["name"])
+
+    def may_fit(self, c: Candidate) -> bool:
+        """Whether the least that the candidate needs fits; where not, no placement of it does."""
+        return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
+
     def evaluate(self, c: Candidate) -> Evaluated:
-        """The cheapest plan of the candidate that fits; the smallest one where none does."""
-        smallest: Evaluated | None = None
-        for price in PRICES if "zero" not in self.fix else PRICES[:1]:
-            this = self._evaluate_at(c, price)
-            if this.fits(self.memory_fraction):
-                return this
-            if smallest is None or this.memory.peak_bytes < smallest.memory.peak_bytes:
-                smallest = this
-        assert smallest is not None
-        return smallest
+        """The cheapest plan of the candidate that fits; the smallest one where none does.
+
+        The highest price is asked second: where even that does not fit, those between need not be.
+        """
+        free, *dearer = PRICES if "zero" not in self.fix else PRICES[:1]
+        first = self._evaluate_at(c, free)
+        if first.fits(self.memory_fraction) or not dearer:
+            return first
+        tightest = self._evaluate_at(c, dearer.pop())
+        if not tightest.fits(self.memory_fraction):
+            return min(first, tightest, key=lambda e: e.memory.peak_bytes)
+        between = (self._evaluate_at(c, price) for price in dearer)
+        return next((e for e in between if e.fits(self.memory_fraction)), tightest)
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         plan = self.plan(c, price)

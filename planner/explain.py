@@ -12,12 +12,12 @@ from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Plan
 from ir.program import Program
-from ir.units import nbytes, seconds
+from ir.units import GIB, nbytes, seconds
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
-from planner.summary import GIB, metrics
+from planner.summary import metrics
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.memory import ledger

@@ -48,6 +48,11 @@ def rank_of(name: str, rows: tuple[str, ...], stage: int, num_ranks: int) -> int
     return stage if name == "auto" else schedule(name).rank_of(stage, num_ranks)
 
 
+def is_plain(name: str, num_chunks: int) -> bool:
+    """Whether ranks run one stage each and weight gradients follow their input gradients: what closed forms of time and memory hold for."""
+    return num_chunks == 1 and name not in OWN and not schedule(name).splits
+
+
 def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> float:
     """Activations, in microbatches of its whole share, that the first rank keeps at most; with orders of one's own a guess, what 1F1B keeps."""
     return schedule("1f1b" if name in OWN else name).stash(0, num_ranks, num_microbatches, 1 if name in OWN else num_chunks)
@@ -91,6 +96,8 @@ def check_schedule(plan: Plan) -> None:
         check_orders(orders_of(plan), lambda stage: _site_of(plan, stage), plan.num_microbatches)
         return
     chosen = schedule(plan.schedule)
+    if chosen.copies > 1:
+        raise PlanError(f"schedule `{plan.schedule}` keeps every parameter {chosen.copies} times; a plan holds one copy: choose dualpipe-v, its half")
     if chosen.num_chunks(num_chunks) != num_chunks:
         raise PlanError(f"schedule `{plan.schedule}` puts {chosen.num_chunks(num_chunks)} stages on a rank; the plan puts {num_chunks}")
     chosen.legal(len(sites), plan.num_microbatches, num_chunks)

@@ -1,9 +1,10 @@
 """The search: from a model, a cluster and a batch to the best plans.
 
 Outside, every candidate (data, tensor, pipeline parallel, microbatch, schedule, recompute) gets a lower bound from its floating point operations alone and a
-guess that orders the work (`planner.bounds`). In that order each is evaluated (`planner.evaluate`); what cannot beat the best found is pruned by its bound;
-when many in a row do not better it, the rest is left. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better
-it could be. The same input gives the same plans, but where the time runs out.
+guess that orders the work (`planner.bounds`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order each is evaluated
+(`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is left; while many are too big and
+nothing fits, the smallest come first. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
+The same input gives the same plans, but where the time runs out.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
-from ir.units import dtype_name
+from ir.units import dtype_name, nbytes
 from planner.bounds import Bounds
 from planner.candidates import Candidate, candidates, parse_fix
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.reasons import why
 from planner.single import OPTIMIZERS
-from planner.summary import GIB
+from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
 NEAR = 1.15
@@ -32,6 +33,9 @@ NEAR = 1.15
 
 PATIENCE = 10
 """So many candidates in a row that do not better the best end the search; those left are told by their bounds (`gap`)."""
+
+SEARCH_SHARE = 0.5
+"""Of the budget that the search may use; the rest is for simulating the best, which for a model of a hundred layers takes longer than finding them."""
 
 Progress = Callable[[str, int, int], None]
 """progress(what is done now, how many are done, how many there are)."""
@@ -61,9 +65,9 @@ def plan(
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far is returned (nothing yet: the search
-    goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans when nothing fits, InputError or PlanError
-    when `fix` contradicts the cluster or the model.
+    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
+    (nothing yet: the search goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans and what would help
+    when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
@@ -118,19 +122,21 @@ class _Search:
     progress: Progress | None
     found: list[Evaluated] = field(default_factory=list)
     too_big: list[Evaluated] = field(default_factory=list)
+    waiting: list[Candidate] = field(default_factory=list)
     left_out: list[float] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
-    num_done: int = 0
     num_pruned: int = 0
     in_vain: int = 0
     interrupted: bool = False
 
     def run(self) -> Result:
-        order = _ordered(self.evaluator.bounds, self.space)
+        self.waiting = [c for c in _ordered(self.evaluator.bounds, self.space) if self.evaluator.may_fit(c)]
+        self.num_pruned = len(self.space) - len(self.waiting)
         try:
-            while self.num_done < len(order) and not self._is_enough():
-                self._try(order[self.num_done])
-                self.num_done += 1
+            while self.waiting and not self._is_enough():
+                c = self._next()
+                self._try(c)
+                self.waiting.remove(c)
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -138,12 +144,21 @@ class _Search:
             self.interrupted = True
             self._simulate(1)
         if not self.found:
-            raise DoesNotFit(self._what_is_missing())
-        self.left_out += map(self.evaluator.bounds.lower_bound_s, order[self.num_done :])
+            raise self._nothing_fits()
+        self.left_out += map(self.evaluator.bounds.lower_bound_s, self.waiting)
         return self._result()
 
+    def _next(self) -> Candidate:
+        """The most promising one; the smallest where many were too big and none has fitted."""
+        is_lost = not self.found and len(self.too_big) >= PATIENCE
+        return min(self.waiting, key=lambda c: (self.evaluator.footprint.least_bytes(c), str(c))) if is_lost else self.waiting[0]
+
     def _is_enough(self) -> bool:
-        return bool(self.found) and (self.in_vain >= PATIENCE or time.perf_counter() - self.began_s > self.budget_s)
+        return bool(self.found) and (self.in_vain >= PATIENCE or self._is_late(SEARCH_SHARE))
+
+    def _is_late(self, share: float) -> bool:
+        """Whether this share of the budget is used up."""
+        return time.perf_counter() - self.began_s > share * self.budget_s
 
     def _try(self, c: Candidate) -> None:
         if self._twin(c, c.schedule, "none"):
@@ -155,7 +170,7 @@ class _Search:
             self.left_out.append(twin.estimate_s if twin else self.evaluator.bounds.lower_bound_s(c))
             return
         if self.progress:
-            self.progress(str(c), self.num_done, len(self.space))
+            self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
         this = self.evaluator.evaluate(c)
         best_s = min((e.estimate_s for e in self.found), default=math.inf)
         fits = this.fits(self.evaluator.memory_fraction)
@@ -172,10 +187,14 @@ class _Search:
         return len(times) >= self.top and self.evaluator.bounds.lower_bound_s(c) > min(times[self.top - 1], NEAR * times[0])
 
     def _simulate(self, most: int) -> None:
-        """The `top` of the best estimates, and more (`most` in all) as long as their estimates promise more than the best simulation."""
+        """The `top` of the best estimates, and more (`most` in all) as long as their estimates promise more than the best simulation; one, where time is up."""
         for e in sorted(self.found, key=_by_estimate)[len(self.plans) : most]:
             if len(self.plans) >= self.top and e.estimate_s >= min(p.predicted["step_s"] for p in self.plans):
                 return
+            if self.plans and self._is_late(1.0):
+                return
+            if self.progress and not self.interrupted:
+                self.progress(f"simulating {e.candidate}", len(self.plans), most)
             self.plans.append(self.evaluator.simulate(e))
 
     def _result(self) -> Result:
@@ -189,12 +208,22 @@ class _Search:
             len(self.found) + len(self.too_big), self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
         )  # fmt: skip
 
-    def _what_is_missing(self) -> str:
-        model, cluster = self.evaluator.bounds.model, self.evaluator.cluster
-        near = sorted(self.too_big, key=lambda e: (e.memory.peak_bytes, str(e.candidate)))[:3]
-        told = "; ".join(f"{e.candidate}: {e.memory.peak_bytes / GIB:.1f} GiB" for e in near)
-        usable = cluster.devices[0].usable_bytes / GIB
-        return (
-            f"`{model.name}` does not fit on {cluster.num_devices} x {cluster.devices[0].name} ({usable:.1f} GiB usable each). Nearest: {told}. "
-            "Add devices, shorten seq, or lower the batch."
-        )
+    def _nothing_fits(self) -> DoesNotFit:
+        """With the nearest plans, and what would make room."""
+        smallest = sorted(self.space, key=lambda c: (self.evaluator.footprint.least_bytes(c), str(c)))
+        near = sorted(self.too_big or map(self.evaluator.evaluate, smallest[:3]), key=lambda e: (e.memory.peak_bytes, str(e.candidate)))[:3]
+        cluster = self.evaluator.cluster
+        usable = cluster.devices[0].usable_bytes * self.evaluator.memory_fraction
+        told = "; ".join(f"{e.candidate}: {nbytes(e.memory.peak_bytes)}" for e in near)
+        ways = ways_out(self.evaluator)
+        return DoesNotFit(
+            f"`{self.evaluator.bounds.model.name}` does not fit on {cluster.num_devices} x {cluster.devices[0].name}: {nbytes(usable)} may be filled on "
+            f"each ({self.evaluator.memory_fraction:g} of what is usable), {nbytes(near[0].memory.peak_bytes - usable)} are missing. Nearest: {told}. "
+            f"Ways out: {'; '.join(ways) or 'more devices, or a smaller model'}",
+            nearest=[self._too_big(e, usable) for e in near], ways_out=ways,
+        )  # fmt: skip
+
+    def _too_big(self, e: Evaluated, usable: float) -> Plan:
+        """Its plan, simulated as if it fitted; the reason says how much is missing."""
+        plan = self.evaluator.simulate(e)
+        return replace(plan, predicted={**plan.predicted, "fits": "no", "why": f"does not fit: {nbytes(e.memory.peak_bytes - usable)} are missing"})

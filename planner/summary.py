@@ -9,10 +9,9 @@ from ir.graph import Graph
 from ir.plan import ParamPlacement, Plan
 from ir.program import Program
 from ir.timeline import Timeline
+from ir.units import GIB
 from planner.frontends.model import Model
 from simulator.memory import Ledger
-
-GIB = 2.0**30
 
 
 def layout(graph: Graph, plan: Plan) -> dict[str, Any]:

@@ -30,30 +30,28 @@ class Cores:
         self.capacity = capacity
         self._heap: list[tuple[float, int, float]] = []
         self._demand = 0.0
+        self._rate = 1.0
         self._now_s = 0.0
         self._virtual_s = 0.0
 
     def add(self, now_s: float, job: int, seconds: float, demand: float) -> None:
-        self._advance(now_s)
+        self._virtual_s += (now_s - self._now_s) * self._rate
+        self._now_s = now_s
         heapq.heappush(self._heap, (self._virtual_s + seconds, job, demand))
-        self._demand += demand
+        self._load(self._demand + demand)
 
     def next_s(self) -> float:
-        return self._now_s + (self._heap[0][0] - self._virtual_s) / self._rate() if self._heap else INFINITY
+        return self._now_s + (self._heap[0][0] - self._virtual_s) / self._rate if self._heap else INFINITY
 
     def pop(self) -> int:
-        self._advance(self.next_s())
-        end, job, demand = heapq.heappop(self._heap)
-        self._virtual_s = end
-        self._demand = self._demand - demand if self._heap else 0.0
+        self._now_s = self.next_s()
+        self._virtual_s, job, demand = heapq.heappop(self._heap)
+        self._load(self._demand - demand if self._heap else 0.0)
         return job
 
-    def _rate(self) -> float:
-        return min(1.0, self.capacity / self._demand) if self._demand else 1.0
-
-    def _advance(self, now_s: float) -> None:
-        self._virtual_s += (now_s - self._now_s) * self._rate()
-        self._now_s = now_s
+    def _load(self, demand: float) -> None:
+        self._demand = demand
+        self._rate = self.capacity / demand if demand > self.capacity else 1.0
 
 
 class Links:

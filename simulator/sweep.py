@@ -8,10 +8,9 @@ predecessor lies a fixed distance back, whatever the step, and what would lie be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,23 +19,16 @@ from ir.errors import Deadlock, InputError, ProgramError
 from ir.machine import Machine
 from ir.net import Net
 from ir.program import Program
+from simulator.batch import Batch, by_degree, compile_batch, latest, predecessors
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
-WIDE = 48
-"""Groups a level from which on arrays are quicker than a list for one timing: a level costs some 8 µs, an entry of a list 0.15 µs."""
+WIDE = 24
+"""Groups a level from which on arrays are quicker than a list for one timing: a level costs some 3.5 µs, an entry of a list 0.2 µs."""
 
 BATCH = 256
-"""Timings that are gone through at once: rows of 2 KiB, of which the recent ones stay in the cache."""
-
-
-class Block(NamedTuple):
-    """Places `first .. last` that are timed together. `before[j]`: the j-th predecessor, as a row of the window, of the first so many of them."""
-
-    first: int
-    last: int
-    before: tuple[Ints, ...]
+"""Timings that are gone through at once: rows of 2 KiB, long enough to pay for a call, short enough for the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +102,8 @@ class Sweep:
         batch = np.asarray(seconds, np.float64)
         out = np.empty((len(batch), self.steps))
         for i in range(0, len(batch), BATCH):
-            self._complete(self._table(batch[i : i + BATCH], added), out[i : i + BATCH].T)
+            table = self._table(batch[i : i + BATCH], added)
+            self._batch.complete(table, self._rows(table), out[i : i + BATCH].T)
         return out
 
     # ---- durations ---------------------------------------------------------------------------------------------------------------------------------
@@ -133,7 +126,7 @@ class Sweep:
     @cached_property
     def _members(self) -> tuple[Ints, Ints]:
         """(actors of all units, where each unit begins among them)."""
-        starts = np.cumsum([0, *(len(u) for u in self.units[:-1])])
+        starts = np.cumsum([0, *map(len, self.units)])[:-1]
         return np.array([a for u in self.units for a in u], np.intp), starts
 
     def _rows(self, table: Floats) -> Ints:
@@ -155,21 +148,14 @@ class Sweep:
         return list(zip((-self.distance[first]).tolist(), (-self.distance[last]).tolist(), more, strict=True))
 
     @cached_property
-    def _blocks(self) -> tuple[Block, ...]:
-        """Places of a level stand with most predecessors first; of a run only the first has others than the place before it."""
-        out, rows = [], self.window + np.repeat(np.arange(len(self.unit)), np.diff(self.begin)) - self.distance
-        for first, last in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
-            begin = self.begin[first : (last if self.by_level else first + 1) + 1]
-            degree = np.diff(begin)
-            out.append(Block(first, last, tuple(rows[begin[:-1][degree > j] + j] for j in range(degree[0]))))
-        return tuple(out)
+    def _levels(self) -> list[tuple[int, int, tuple[Ints, ...]]]:
+        """(first place, last place, rows of the predecessors by `by_degree`) of each level; row 0 is place -window."""
+        rows, bounds = self.window + predecessors(self.begin, self.distance), self.bounds.tolist()
+        return [(a, b, by_degree(self.begin[a : b + 1], rows)) for a, b in pairwise(bounds)]
 
     @cached_property
-    def _carried(self) -> Ints:
-        """Rows of the window before a step that anything of this step or a later one waits for."""
-        rows = np.unique(self.window + np.repeat(np.arange(len(self.unit)), np.diff(self.begin)) - self.distance)
-        rows = rows[rows < self.window]
-        return np.unique(np.concatenate([np.arange(r, self.window, len(self.unit)) for r in rows.tolist()]))
+    def _batch(self) -> Batch:
+        return compile_batch(self.begin, self.distance, self.bounds, self.by_level, self.ends)
 
     def _by_list(self, taken: Floats) -> tuple[Floats, Floats]:
         ends, starts = [0.0] * self.window, list[float]()
@@ -192,45 +178,11 @@ class Sweep:
         ends, starts = np.zeros(kept + self.steps * num), np.empty((self.steps, num))
         for k in range(self.steps):
             here = ends[k * num : (k + 1) * num + kept]
-            for first, last, before in self._blocks:
+            for first, last, before in self._levels:
                 start = starts[k, first:last]
-                _latest(here, before, start)
+                latest(here, before, start)
                 np.add(start, taken[first:last], out=here[kept + first : kept + last])
         return starts, ends[kept:].reshape(self.steps, num)
-
-    def _complete(self, table: Floats, out: Floats) -> None:
-        """Writes when each step is complete, of shape (steps, timings)."""
-        num, kept, rows = len(self.unit), self.window, self._rows(table)
-        ends = np.zeros((kept + num, table.shape[1]))
-        perform = self._levels if self.by_level else self._runs
-        for k in range(self.steps):
-            if k:
-                ends[self._carried] = ends[self._carried + num]
-            perform(ends, table, rows)
-            ends[kept + self.ends].max(axis=0, out=out[k])
-
-    def _levels(self, ends: Floats, table: Floats, rows: Ints) -> None:
-        for first, last, before in self._blocks:
-            here = ends[self.window + first : self.window + last]
-            _latest(ends, before, here)
-            here += table[rows[first:last]]
-
-    def _runs(self, ends: Floats, table: Floats, rows: Ints) -> None:
-        """An accumulated sum adds one after another, as the definition does."""
-        for first, last, before in self._blocks:
-            here = ends[self.window + first : self.window + last]
-            np.take(table, rows[first:last], axis=0, out=here, mode="clip")
-            here[0] += ends[before[0]][0] if len(before) == 1 else ends[np.concatenate(before)].max(axis=0)
-            if len(here) > 1:
-                np.add.accumulate(here, axis=0, out=here)
-
-
-def _latest(ends: Floats, before: Sequence[Ints], out: Floats) -> None:
-    """Row by row the latest end of the predecessors."""
-    np.take(ends, before[0], axis=0, out=out, mode="clip")
-    for rows in before[1:]:
-        some = out[: len(rows)]
-        np.maximum(some, ends[rows], out=some)
 
 
 # ---- compilation -----------------------------------------------------------------------------------------------------------------------------------

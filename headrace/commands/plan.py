@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace import planning
@@ -32,12 +32,19 @@ def answer(args: Namespace, progress: Progress) -> Answer:
             memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress, cluster_name=args.cluster,
         )  # fmt: skip
     except DoesNotFit as error:
-        return Answer({**head(model, cluster), "plans": [], "missing": str(error)}, (), TOO_BIG, str(error))
+        return too_big("plans", model, cluster, error)
     best = found.plans[0]
     if args.output:
         write_json(args.output, best.to_json())
     exit_code = INTERRUPTED if found.interrupted else exit_code_of(best.predicted["fits"], args.strict)
     return Answer(document(model, cluster, found), _shown(model, cluster, found, args.output), exit_code, _complaint(best, exit_code))
+
+
+def too_big(kind: str, model: Model, cluster: Cluster, error: DoesNotFit) -> Answer:
+    """The answer where nothing fits: the nearest plans, what is missing and what would make room."""
+    plans = [entry(rank, plan) for rank, plan in enumerate(error.nearest, 1)]
+    document = {**head(model, cluster), "kind": kind, "plans": plans, "missing": str(error), "ways_out": list(error.ways_out)}
+    return Answer(document, (_table([(p["layout"], p) for p in plans]),), TOO_BIG, str(error))
 
 
 def exit_code_of(fits: str, strict: bool) -> int:
@@ -72,13 +79,17 @@ def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) ->
     what = f"{model.name} ({count(model.num_params)} parameters) on {cluster.name}, {cluster.num_devices} devices"
     top = f"{what}: batch {best.batch}, {best.seq} tokens, {best.dtype}"
     assumed = tuple(f"assumed: {sentence}" for sentence in cluster.assumed)
-    rows = tuple(_row(i, p.layout, p.predicted) for i, p in enumerate(found.plans, 1))
-    table = Table("", ("", "layout", ">step", ">tokens/s/device", ">TFLOP/s/device", ">MFU", ">bubble", ">peak GiB", "memory"), rows)
+    table = _table([(p.layout, p.predicted) for p in found.plans])
     proof = "optimal in the searched space" if found.optimal else f"not proved optimal, gap at most {percent(found.gap)}"
     tail = f"{found.searched} candidates, {found.evaluated} evaluated, {found.pruned} pruned in {seconds(found.seconds)}; {proof}"
     why = f"1: {best.predicted['why']}"
     wrote = (f"wrote {output}",) if output else ()
     return (top, *assumed, table, why, *((comm_table(best.predicted["comm"]),) if best.predicted.get("comm") else ()), tail, *wrote)
+
+
+def _table(plans: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Table:
+    rows = tuple(_row(i, layout, predicted) for i, (layout, predicted) in enumerate(plans, 1))
+    return Table("", ("", "layout", ">step", ">tokens/s/device", ">TFLOP/s/device", ">MFU", ">bubble", ">peak GiB", "memory"), rows)
 
 
 def _row(rank: int, layout: Mapping[str, Any], p: Mapping[str, Any]) -> tuple[str, ...]:

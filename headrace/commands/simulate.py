@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace import planning
 from headrace.answer import Answer
-from headrace.commands.plan import TOO_BIG
+from headrace.commands.plan import TOO_BIG, too_big
 from headrace.documents import check_writable, write_json
 from headrace.layouts import FITS, comm_table, describe, percent
 from headrace.prediction import Prediction
@@ -16,6 +16,7 @@ from headrace.progress import Progress
 from headrace.tables import Shown, Table
 from headrace.timelines import write_timeline
 from ir.cluster import Cluster
+from ir.errors import DoesNotFit
 from ir.plan import Plan
 from ir.units import nbytes, seconds
 from planner.frontends.model import Model
@@ -28,7 +29,10 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     check_writable(args.timeline)
     model = planning.load(args.model)
     cluster = planning.load_cluster(args.cluster, progress)
-    plan = planning.read_plan(args.plan) if args.plan else _searched(args, model, cluster, progress)
+    try:
+        plan = planning.read_plan(args.plan) if args.plan else _searched(args, model, cluster, progress)
+    except DoesNotFit as error:
+        return too_big("simulation", model, cluster, error)
     progress(f"simulating {plan.model} on {cluster.name}")
     prediction = planning.simulate(plan, cluster, model)
     if args.timeline:

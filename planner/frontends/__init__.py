@@ -52,11 +52,6 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
     raise InputError(_not_found(text))
 
 
-def describe(model: Model) -> Mapping[str, Any]:
-    """The facts of a model that `headrace models` shows, as JSON holds them: parameters, layers, heads, vocabulary, source."""
-    return model.summary
-
-
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -85,4 +80,4 @@ def _near(name: str) -> list[str]:
     return close or [n for n in names if n.startswith(name.lower()[:5]) and len(name) >= 3][:4]
 
 
-__all__ = ["Model", "ModelConfig", "describe", "load", "zoo_names"]
+__all__ = ["Model", "ModelConfig", "load", "zoo_names"]

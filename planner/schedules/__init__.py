@@ -1,8 +1,8 @@
 """The order in which the ranks of a pipeline run their stages' microbatches, one file a schedule.
 
 `slot` a pass and how orders are spelled, `schedule` what every schedule has, then the schedules: `gpipe`, `one_f_one_b`, `eager_1f1b`, `interleaved`,
-`looped_bfs`, `zb_h1`, `zb_h2`, `interleaved_zb`, `zb_v`, `dualpipe`, `dualpipe_v`, and from a
-`building_block` `v_half`, `v_min`, `one_f_one_b_v`.
+`looped_bfs`, `zb_h1`, `zb_h2`, `interleaved_zb`, `zb_v`, `dualpipe_v`, `dualpipe`; from a `building_block` `v_zb`, `v_half`, `v_min`, `one_f_one_b_v`. Then
+`text` PyTorch's CSV, `proof` whether orders can run, `own` a user's table as a schedule.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from planner.schedules import (
     one_f_one_b_v,
     v_half,
     v_min,
+    v_zb,
     zb_h1,
     zb_h2,
     zb_v,
@@ -35,7 +36,7 @@ SCHEDULES: Mapping[str, Schedule] = {
     s.name: s
     for s in (
         gpipe.SCHEDULE, one_f_one_b.SCHEDULE, eager_1f1b.SCHEDULE, interleaved.SCHEDULE, interleaved.MEGATRON, looped_bfs.SCHEDULE, zb_h1.SCHEDULE,
-        zb_h2.SCHEDULE, interleaved_zb.SCHEDULE, zb_v.SCHEDULE, v_half.SCHEDULE, v_min.SCHEDULE, one_f_one_b_v.SCHEDULE,
+        zb_h2.SCHEDULE, interleaved_zb.SCHEDULE, zb_v.SCHEDULE, v_zb.SCHEDULE, v_half.SCHEDULE, v_min.SCHEDULE, one_f_one_b_v.SCHEDULE,
         dualpipe.SCHEDULE, dualpipe_v.SCHEDULE,
     )
 }  # fmt: skip

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.errors import PlanError
-from planner.schedules import SCHEDULES
+from planner.schedules import SCHEDULES, Schedule
 from planner.schedules.bound import lower_bound
 from planner.schedules.certificate import certify
 from planner.schedules.climb import climb
 from planner.schedules.dispatch import Breeder, dispatch
+from planner.schedules.own import own_schedule
 from planner.schedules.pipe import TOLERANCE, Limits, Pipe, StageTimes
 from planner.schedules.retime import retime
 from planner.schedules.slot import Orders
+from planner.schedules.text import write
 
 __all__ = ["Effort", "Found", "Limits", "StageTimes", "search_orders"]
 
@@ -29,19 +31,24 @@ class Found:
     optimal: bool
     method: str
 
+    def schedule(self, name: str = "auto") -> Schedule:
+        """The orders as a Schedule for this one size, proved to run."""
+        return own_schedule(name, write(self.orders))
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How long to search: generations of rules and how many a generation, rounds of moves, and passes to prove at most; counts, so that answers repeat."""
 
-    generations: int = 12
+    generations: int = 24
+    patience: int = 6
     brood: int = 64
-    rounds: int = 150
-    width: int = 96
-    passes: int = 12_000_000
+    rounds: int = 400
+    width: int = 40
+    passes: int = 10_000_000
     starts: int = 3
-    prove: int = 36
-    nodes: int = 5000
+    prove: int = 80
+    nodes: int = 150
 
 
 def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0) -> Found:
@@ -115,12 +122,13 @@ class _Search:
         if not optimal and self.pipe.length * self.pipe.p <= self.effort.prove:
             optimal = self._prove()
         makespan, method, word = self.pool[0]
-        return Found(self.pipe.orders(word), makespan, min(self.bound, makespan), optimal, method)
+        return Found(self.pipe.orders(word), makespan, makespan if optimal else min(self.bound, makespan), optimal, method)
 
     def _breed(self) -> None:
         breeder = Breeder(self.pipe, self.rng)
-        rules, best = breeder.first(), None
+        rules, best, idle = breeder.first(), None, 0
         for _ in range(self._share(self.effort.generations, self.effort.brood, 0.5)):
+            least = self.pool[0][0]
             words, kept = dispatch(self.pipe, rules)
             if len(words):
                 makespans = self._add(words, ["dispatch"] * len(words))
@@ -129,7 +137,8 @@ class _Search:
                     scored = (np.concatenate([best[0], makespans]), type(rules).join([best[1], scored[1]]))
                 top = np.argsort(scored[0], kind="stable")[: max(8, self.effort.brood // 6)]
                 best = scored[0][top], scored[1].take(top)
-            if self.met:
+            idle = 0 if self.pool[0][0] < least else idle + 1
+            if self.met or idle >= self.effort.patience:
                 return
             rules = breeder.change(best[1] if best else rules, self.effort.brood)
 

@@ -13,9 +13,10 @@ def lower_bound(pipe: Pipe) -> float:
     >>> from planner.schedules.pipe import Limits, StageTimes
     >>> times = StageTimes.equal(4, f=1.0, i=1.0, w=1.0)
     >>> lower_bound(Pipe(times, 8)), lower_bound(Pipe(times, 8, Limits.units(times, 2)))
-    (27.0, 31.0)
+    (27.0, 37.0)
     """
-    return max(max(_rank(pipe, r) for r in range(pipe.p)), max(_stage(pipe, s) for s in range(pipe.num_stages)))
+    per_stage = max(max(_stage(pipe, s), _turns(pipe, s)) for s in range(pipe.num_stages))
+    return max(per_stage, *(_rank(pipe, r) for r in range(pipe.p)))
 
 
 def arrivals(pipe: Pipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -65,6 +66,18 @@ def _stage(pipe: Pipe, s: int) -> float:
     f, i, w = pipe.times.f[s], pipe.times.i[s], pipe.times.w[s]
     forced = _freed_before_last(pipe, s) if pipe.v == 1 else 0.0
     return float(head[s] + (pipe.m - 1) * f + forced + (back[s] - head[s]) + i + max(w, tail[s]))
+
+
+def _turns(pipe: Pipe, s: int) -> float:
+    """A stage that holds n microbatches until W takes one more only then: whole turns of the way there and back."""
+    head, back, tail = arrivals(pipe)
+    act, f, i, w = float(pipe.limits.activation[s]), pipe.times.f[s], pipe.times.i[s], pipe.times.w[s]
+    room = (float(pipe.limit[pipe.times.rank[s]]) + TOLERANCE) / act if act else np.inf
+    n = int(min(room, pipe.m))
+    turns, rest = divmod(pipe.m - 1, n)
+    # the first of n need not have run W where what n leave after I still lets one more in
+    until = back[s] - head[s] + i + (w if n * (1.0 - pipe.limits.freed_at_i) + 1.0 > room + 1e-6 else 0.0)
+    return float(head[s] + turns * until + rest * f + (back[s] - head[s]) + i + max(w, tail[s]))
 
 
 def _freed_before_last(pipe: Pipe, s: int) -> float:

@@ -48,17 +48,17 @@ def drawn_together(block: Block, m: int, backward: str) -> Orders:
     `backward` is I, or B, which then takes two units.
     """
     tables, room = _repeated(block, m, backward), most_kept(block, backward)
-    tables = _earlier(tables, room, full=True)
+    tables = _earlier(tables, room)
     if backward == "I":
         tables = [{t: s for t, s in table.items() if s.kind != "W"} for table in tables]
-        tables = [_with_weights(table) for table in _earlier(tables, room, full=False)]
+        tables = [_with_weights(table) for table in _earlier(tables, room)]
     return tuple(tuple(_in_time(table)) for table in tables)
 
 
 def most_kept(block: Block, backward: str) -> int:
     """Activations of one stage and microbatch that the busiest rank keeps when the block repeats for ever, freed by W."""
     periods = max(block[3]) // PERIOD + 2
-    return max(_kept(table, full=True) for table in _repeated(block, 2 * periods, backward))
+    return max(_Line(table).most for table in _repeated(block, 2 * periods, backward))
 
 
 def _in_time(table: Timetable) -> list[Slot]:
@@ -94,53 +94,75 @@ def _with_weights(table: Timetable) -> Timetable:
     return full
 
 
-def _kept(table: Timetable, full: bool) -> int:
-    """The most activations kept over a table; where it is not full, the W of each I takes the first unit that is free after it."""
-    live = most = waiting = 0
-    for now in range(min(table), max(table) + 1):
-        slot = table.get(now)
-        if slot is not None:
-            live += (slot.kind == "F") - (slot.kind in ("W", "B"))
-            waiting += slot.kind == "I" and not full
-            most = max(most, live)
-        elif waiting:
-            waiting, live = waiting - 1, live - 1
-    return most
+class _Line:
+    """One rank's timetable while its passes move: what it keeps, and how many W wait for a free unit where the table does not list them, before every unit."""
+
+    def __init__(self, table: Timetable) -> None:
+        self.table = dict(table)
+        self.full = any(slot.kind == "W" for slot in table.values())
+        self.end = max(table) + 1
+        self.states = [(0, 0)] * (self.end + 1)
+        self.most = 0
+        for now in range(self.end):
+            self.states[now + 1] = self._after(now, *self.states[now])
+            self.most = max(self.most, self.states[now + 1][0])
+
+    def _after(self, now: int, live: int, waiting: int) -> tuple[int, int]:
+        slot = self.table.get(now)
+        if slot is None:
+            return (live - 1, waiting - 1) if waiting else (live, waiting)
+        return live + (slot.kind == "F") - (slot.kind in ("W", "B")), waiting + (slot.kind == "I" and not self.full)
+
+    def move(self, now: int, ready: int, room: int) -> int:
+        """Where the pass at `now` starts when it moves to the first free unit from `ready` on with which the rank keeps no more than `room`.
+
+        The earlier a forward the more is kept: what does not fit at one unit fits at none before it.
+        """
+        slot = self.table.pop(now)
+        free = [t for t in range(ready, now) if self._is_free(t, _length(slot))]
+        low, high = 0, len(free)
+        while low < high:
+            middle = (low + high) // 2 if slot.kind == "F" else low
+            self.table[free[middle]] = slot
+            fit = self._run(free[middle], now, room) is not None
+            del self.table[free[middle]]
+            low, high = (low, middle) if fit else (middle + 1, high)
+        start = free[low] if low < len(free) else now
+        self.table[start] = slot
+        self._settle(start, now, room)
+        return start
+
+    def _is_free(self, at: int, length: int) -> bool:
+        before = self.table.get(at - 1)
+        return (before is None or _length(before) == 1) and all(at + k not in self.table for k in range(length))
+
+    def _run(self, start: int, now: int, room: int) -> list[tuple[int, int]] | None:
+        """The states after `start` until they are again what they were, some time after `now`; None where the rank would keep too much."""
+        state, states = self.states[start], list[tuple[int, int]]()
+        for t in range(start, self.end):
+            if t > now and state == self.states[t]:
+                break
+            state = self._after(t, *state)
+            if state[0] > room:
+                return None
+            states.append(state)
+        return states
+
+    def _settle(self, start: int, now: int, room: int) -> None:
+        states = self._run(start, now, room) if start < now else []
+        assert states is not None
+        self.states[start + 1 : start + 1 + len(states)] = states
 
 
-def _earlier(tables: Sequence[Timetable], room: int, full: bool) -> list[Timetable]:
+def _earlier(tables: Sequence[Timetable], room: int) -> list[Timetable]:
     """Every pass, in the order of the tables, at the first free unit at which what it waits for is there and its rank keeps no more than `room`."""
     num_stages = 2 * len(tables)
-    tables = [dict(table) for table in tables]
+    lines = [_Line(table) for table in tables]
     made: dict[tuple[str, int, int], int] = {}
     for now, rank, slot in sorted((t, rank, slot) for rank, table in enumerate(tables) for t, slot in table.items()):
         ready = max((made[item] for item in waits_for(slot, num_stages)), default=0)
-        start = _moved(tables[rank], now, ready, room, full)
+        start = lines[rank].move(now, ready, room)
         gift = gives(slot)
         if gift is not None:
             made[gift] = start + _length(slot)
-    return tables
-
-
-def _moved(table: Timetable, now: int, ready: int, room: int, full: bool) -> int:
-    """Where the pass at `now` starts when it is moved, in place, to the first free unit from `ready` on at which the table keeps no more than `room`.
-
-    The earlier a forward the more is kept: what does not fit at one unit fits at none before it.
-    """
-    slot = table.pop(now)
-    free = [t for t in range(ready, now) if _is_free(table, t, _length(slot))]
-    low, high = 0, len(free)
-    while low < high:
-        middle = (low + high) // 2 if slot.kind == "F" else low
-        table[free[middle]] = slot
-        fit = slot.kind in ("W", "B") or _kept(table, full) <= room
-        del table[free[middle]]
-        low, high = (low, middle) if fit else (middle + 1, high)
-    start = free[low] if low < len(free) else now
-    table[start] = slot
-    return start
-
-
-def _is_free(table: Timetable, at: int, length: int) -> bool:
-    before = table.get(at - 1)
-    return (before is None or _length(before) == 1) and all(at + k not in table for k in range(length))
+    return [line.table for line in lines]

@@ -53,8 +53,9 @@ class _Model:
     def seconds(self, x: Pass) -> float:
         return (self.pipe.times.f, self.pipe.times.i, self.pipe.times.w)[x[1]][x[0]]
 
-    def _precedence(self) -> nx.DiGraph:
-        graph, last = nx.DiGraph(), self.pipe.num_stages - 1
+    def _precedence(self) -> nx.DiGraph[Pass]:
+        graph: nx.DiGraph[Pass] = nx.DiGraph()
+        last = self.pipe.num_stages - 1
         hop = self.pipe.times.hop
         for s, k in product(range(last + 1), range(self.pipe.m)):
             graph.add_edge((s, F, k), (s, I, k), lag=0.0)
@@ -88,8 +89,8 @@ class _Model:
         """Rows sum(terms) >= floor."""
         for x in self.passes:
             self.rows.append(({0: 1.0, self.at[x]: -1.0}, self.seconds(x)))
-        for a, b, lag in self.graph.edges(data="lag"):
-            self.rows.append(({self.at[b]: 1.0, self.at[a]: -1.0}, self.seconds(a) + lag))
+        for a, b in self.graph.edges:
+            self.rows.append(({self.at[b]: 1.0, self.at[a]: -1.0}, self.seconds(a) + self.graph.edges[a, b]["lag"]))
         for (a, b), y in self.free.items():
             for one, two, sign, shift in ((a, b, -1.0, 0.0), (b, a, 1.0, 1.0)):
                 # start[two] >= start[one] + seconds[one] unless the other order is chosen, which the windows then allow for
@@ -119,22 +120,22 @@ class _Model:
             if x[1] != F or np.isinf(pipe.limit[pipe.times.rank[x[0]]]):
                 continue
             r, live = pipe.times.rank[x[0]], pipe.limits.activation[x[0]]
-            terms: Counter[int] = Counter()
+            terms: dict[int, float] = {}
             for y in self.passes:
                 if pipe.times.rank[y[0]] == r and y != x:
                     units = pipe.limits.activation[y[0]] * {F: 1.0, I: -share, W: share - 1.0}[y[1]]
                     part, constant = self.first(y, x)
                     live += units * constant
                     for k, c in part.items():
-                        terms[k] -= units * c
-            self.rows.append((dict(terms), live - float(pipe.limit[r]) - TOLERANCE))
+                        terms[k] = terms.get(k, 0.0) - units * c
+            self.rows.append((terms, live - float(pipe.limit[r]) - TOLERANCE))
 
     def solve(self, max_nodes: int) -> Certificate:
         self._order_rows()
         self._monotone_rows()
         self._memory_rows()
         size = 1 + len(self.passes) + len(self.free)
-        lower, upper, whole, cost = np.zeros(size), np.ones(size), np.zeros(size), np.zeros(size)
+        lower, upper, cost, whole = np.zeros(size), np.ones(size), np.zeros(size), np.zeros(size, dtype=int)
         cost[0], whole[1 + len(self.passes) :] = 1.0, 1
         lower[0], upper[0] = lower_bound(self.pipe) * (1.0 - TOLERANCE), self.horizon
         for x in self.passes:

@@ -58,7 +58,7 @@ def climb(pipe: Pipe, word: np.ndarray, rng: np.random.Generator, rounds: int, w
 def _score(pipe: Pipe, makespans: np.ndarray, words: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Seconds, and a little of the mean of the ranks' ends, so that words of one makespan differ."""
     ends = starts[:, :, -1] + pipe.seconds[np.arange(pipe.p), words[:, :, -1]]
-    return makespans + 0.02 * ends.mean(axis=1)
+    return np.asarray(makespans + 0.02 * ends.mean(axis=1))
 
 
 def _kick(pipe: Pipe, best: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

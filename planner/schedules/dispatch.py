@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from planner.schedules.bound import arrivals
 from planner.schedules.pipe import TOLERANCE, F, I, Pipe, W
 
 NEVER = 1e30
@@ -19,8 +20,9 @@ NEVER = 1e30
 class Rules:
     """Numbers of the rules, each [candidate, rank], `ahead` [candidate, rank, chunk].
 
-    `ahead`: forwards whose input gradient has not run, at most. `favour`: seconds that a forward may not gain on an input gradient before it goes first; below 0
-    forwards go first. `fill`: share of a weight gradient that a wait must cover to be filled. `owed`: weight gradients put off, at most.
+    `ahead`: forwards whose input gradient has not run, at most. `favour`: a forward goes first where it can start so many seconds earlier than the input
+    gradient; below 0 even where it starts later. `fill`: share of a weight gradient that a wait must cover to be filled. `owed`: the most weight gradients
+    that are put off.
     """
 
     ahead: np.ndarray
@@ -56,7 +58,7 @@ class _Floor:
         self.lag = [pipe.lag[:, k] for k in kind]
         self.delta = [pipe.delta[:, k] for k in kind]
         self.row = (np.arange(n) * (pipe.zero + 3))[:, None, None]
-        self.makes = [np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind]
+        self.makes = np.stack([np.where(pipe.makes[:, k] < 0, pipe.zero + 1, pipe.makes[:, k]) for k in kind])
         # a first pass looks at the cell that is always 0: it counts on from there with steps of no width
         self.needs = [np.where(pipe.needs[:, k] < 0, pipe.zero, pipe.needs[:, k]) for k in kind]
         self.step = [(pipe.needs[:, k] >= 0).astype(int) for k in kind]
@@ -108,11 +110,11 @@ class _Floor:
         token = np.where(weight, 3 * oldest + W, np.where(forward, 3 * best_f + F, 3 * best_i + I))
         return token, np.where(weight, free, start)
 
-    def _start(self, where: tuple[np.ndarray, np.ndarray], token: np.ndarray, start: np.ndarray) -> None:
+    def _start(self, where: tuple[np.ndarray, ...], token: np.ndarray, start: np.ndarray) -> None:
         n, r = where
         kind, chunk = token % 3, token // 3
         end = start + self.pipe.seconds[r, token]
-        makes = np.stack(self.makes)[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
+        makes = self.makes[kind, r, chunk] + np.where(kind == W, 0, self.count[kind, n, r, chunk])
         self.ends[n, makes] = end
         self.count[kind, n, r, chunk] += 1
         self.live[n, r] += self.pipe.delta[r, token]
@@ -133,10 +135,13 @@ class Breeder:
         self.seconds = float(pipe.seconds[:, F::3].mean())
 
     def first(self) -> Rules:
-        """[candidate]: forwards ahead as in 1F1B, eager, twice that and without limit; three favours, three fills, two debts."""
+        """[candidate]: forwards ahead as in 1F1B, eager, what covers the way there and back, and without limit; four favours, three fills, two debts."""
         p, m = self.pipe.p, self.pipe.m
         depth = self.pipe.num_stages - self.pipe.stage
-        aheads = [depth, depth + 1, 2 * depth - 1, 2 * depth + 1, np.full_like(depth, m), np.full_like(depth, p)]
+        head, back, _ = arrivals(self.pipe)
+        period = float(self.pipe.seconds.sum(axis=1).max())
+        away = np.ceil((back - head)[self.pipe.stage] / max(period, 1e-30)).astype(int)
+        aheads = [depth, depth + 1, 2 * depth - 1, away, away + 1, away + 2, np.full_like(depth, m), np.full_like(depth, p)]
         big = 1e3 * max(self.seconds, 1e-30)
         grid = [(a, b, c, d) for a in aheads for b in (-big, 0.0, 0.5 * self.seconds, big) for c in (0.0, 0.5, 1.0) for d in (0, m)]
         n = len(grid)
@@ -147,20 +152,23 @@ class Breeder:
 
     def change(self, parents: Rules, num: int) -> Rules:
         """`num` candidates: two parents crossed by rank, then some numbers of some ranks changed."""
-        rng, (n, p, v) = self.rng, parents.ahead.shape
+        rng, (n, p) = self.rng, parents.ahead.shape[:2]
         one, two = parents.take(rng.integers(0, n, num)), parents.take(rng.integers(0, n, num))
         from_two = np.arange(p) >= rng.integers(0, 2 * p, (num, 1))
         kid = Rules(
             np.where(from_two[:, :, None], two.ahead, one.ahead), *(np.where(from_two, getattr(two, f), getattr(one, f)) for f in ("favour", "fill", "owed"))
         )
         rate = rng.choice([1.0 / p, 0.3, 1.0], (num, 1))
+        alike = rng.random((num, 1)) < 0.4
 
         def hit(share: float) -> np.ndarray:
             return rng.random((num, p)) < rate * share
 
-        shift = np.where(rng.random((num, 1)) < 0.4, rng.integers(-2, 3, (num, 1)), rng.integers(-2, 3, (num, p)))
-        ahead = np.clip(kid.ahead + np.where(hit(0.7), shift, 0)[:, :, None], 1, self.most)
-        favour = np.where(hit(0.4), rng.choice([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 1e3], (num, p)) * self.seconds, kid.favour)
-        fill = np.where(hit(0.4), rng.choice([0.0, 0.25, 0.5, 0.75, 1.0, 1.5], (num, p)), kid.fill)
-        owed = np.where(hit(0.4), rng.choice([0, 1, 2, 3, 4, 8, self.pipe.m], (num, p)), kid.owed)
+        def draw(values: list[float]) -> np.ndarray:
+            return np.where(alike, rng.choice(values, (num, 1)), rng.choice(values, (num, p)))
+
+        ahead = np.clip(kid.ahead + np.where(hit(0.7), draw([-2, -1, -1, 1, 1, 2]), 0)[:, :, None].astype(int), 1, self.most)
+        favour = np.where(hit(0.4), draw([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 1e3]) * self.seconds, kid.favour)
+        fill = np.where(hit(0.4), draw([0.0, 0.25, 0.5, 0.75, 1.0, 1.5]), kid.fill)
+        owed = np.where(hit(0.4), draw([0, 1, 2, 3, 4, 8, p, self.pipe.m]), kid.owed)
         return Rules(ahead, favour, fill, owed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class StageTimes:
         """The same seconds for every stage; one stage a rank, or as `rank` says. A hop within a rank costs nothing."""
         where = tuple(rank) or tuple(range(num_ranks))
         n = len(where)
-        return cls((f,) * n, (i,) * n, (w,) * n, tuple(hop * (a != b) for a, b in zip(where, where[1:], strict=False)), where)
+        return cls((f,) * n, (i,) * n, (w,) * n, tuple(hop * (a != b) for a, b in pairwise(where)), where)
 
     @property
     def num_stages(self) -> int:
@@ -124,9 +125,7 @@ class Pipe:
         for r in range(self.p):
             least = sum(a for a, held in zip(limits.activation, times.rank, strict=True) if held == r)
             if least > limits.memory[r] + TOLERANCE:
-                raise PlanError(
-                    f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; raise its limit to {least:g} or more"
-                )
+                raise PlanError(f"rank {r} may hold {limits.memory[r]:g} units, and one microbatch leaves {least:g} there; give it {least:g} or more")
 
     def _by_token(self, table: np.ndarray) -> np.ndarray:
         """[kind, stage] -> [rank, token]."""
@@ -151,7 +150,7 @@ class Pipe:
     def legal(self, rows: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         """[n] whether each row [n, place] of a rank [n] keeps F before I before W of a microbatch, and the rank's memory."""
         live = np.cumsum(self.delta[ranks[:, None], rows], axis=1).max(axis=1)
-        good = live <= self.limit[ranks] + TOLERANCE
+        good: np.ndarray = live <= self.limit[ranks] + TOLERANCE
         for c in range(self.v):
             count = [np.cumsum(rows == 3 * c + kind, axis=1, dtype=np.int32) for kind in (F, I, W)]
             good &= (count[F] >= count[I]).all(axis=1) & (count[I] >= count[W]).all(axis=1)
@@ -160,7 +159,8 @@ class Pipe:
     def fits(self, words: np.ndarray) -> np.ndarray:
         """[candidate] whether all ranks of a word are legal."""
         n = len(words)
-        return self.legal(words.reshape(n * self.p, -1), np.tile(np.arange(self.p), n)).reshape(n, self.p).all(axis=1)
+        rows = self.legal(words.reshape(n * self.p, -1), np.tile(np.arange(self.p), n))
+        return np.asarray(rows.reshape(n, self.p).all(axis=1))
 
     def microbatches(self, words: np.ndarray) -> np.ndarray:
         """[candidate, rank, place]: the microbatch of every token."""

@@ -66,7 +66,7 @@ class Schedule:
     copies: int = 1
 
     def num_chunks(self, wanted: int = 1) -> int:
-        """Stages that a rank holds when `wanted` are asked for; PlanError where the schedule has another number."""
+        """Stages that a rank holds when `wanted` are asked for, two where the number is free and 1 is; PlanError where the schedule has another number."""
         if self.chunks is not None and wanted not in (1, self.chunks):
             raise PlanError(f"schedule `{self.name}` puts {self.chunks} stages on a rank, not {wanted}; leave vpp out or give {self.chunks}")
         if self.chunks is None and wanted < 2:

@@ -139,6 +139,9 @@ CASES: dict[str, tuple[Spoil, list[str], str]] = {
     "plan of another cluster": (change("plan.json", "cluster", "fingerprint", "0" * 16), ["check", "plan.json"], "fingerprint"),
     "plan of another version": (change("plan.json", "schema_version", 99), ["run", "plan.json"], "version 99.*version 1"),
     "program of another version": (change("program.json", "schema_version", 0), ["run", "program.json"], "version 0"),
+    "device without rates": (change("local.json>c.json", "devices", 0, "flops_per_s", {}), ["plan", "config.json", "c.json"], "device 0: flops_per_s is empty"),
+    "device without profile": (change("local.json>c.json", "devices", 0, "profile", None), ["plan", "config.json", "c.json"], "profile is None; give"),
+    "cluster without profile": (change("local.json>c.json", "profile", 0), ["plan", "config.json", "c.json"], "profile is 0; give an object"),
     "cluster of another version": (change("local.json>c.json", "schema_version", 7), ["plan", "config.json", "c.json"], "version 7"),
     "model has moved": (change("plan.json", "model", "name", "/nowhere/config.json"), ["run", "plan.json"], "/nowhere/config.json"),
     # sizes and bandwidths

@@ -73,9 +73,20 @@ def test_plan_that_does_not_fit_says_so_and_writes_none(capsys: pytest.CaptureFi
     argv = ["plan", "llama-3-8b", "1x1xH100-SXM", "--batch", "1", "--seq", "1024", "-o", "never.json"]
     assert main([*argv, "--json"]) == 4
     out, err = capsys.readouterr()
-    assert json.loads(out)["kind"] == "plans"
+    found = json.loads(out)
+    assert found["kind"] == "plans"
+    assert found["plans"]
+    assert all(p["fits"] == "no" and set(p) >= PLAN for p in found["plans"])
+    assert 1 <= len(found["ways_out"]) <= 3
     assert "does not fit" in err
+    assert "are missing" in err
     assert not Path("never.json").exists()
+
+
+def test_simulate_prints_its_document_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, "simulate", "gpt2", "1x1xT4", "--dtype", "fp32", "--batch", "64", "--fix", "mbs=64,recompute=none", exit_code=4)
+    assert (found["kind"], found["plans"][0]["layout"]["mbs"]) == ("simulation", 64)
+    assert any(w.startswith("leave mbs=64 open") for w in found["ways_out"])
 
 
 def test_strict_is_3_where_memory_is_tight(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,13 @@ from tests.models import BATCH, SEQ, gpt
 from tests.plans import Layout, plan_for
 from tests.programs import ORDERS, Builder, pipeline, random_program
 
-LAYOUTS = [Layout(1, 1, 4, 8), Layout(2, 2, 2, 4), Layout(2, 1, 4, 4, zero=1), Layout(1, 2, 4, 8, schedule="gpipe", recompute=True)]
+LAYOUTS = [
+    Layout(1, 1, 4, 8),
+    Layout(2, 2, 2, 4),
+    Layout(2, 1, 4, 4, zero=1),
+    Layout(1, 2, 4, 8, schedule="gpipe", recompute=True),
+    Layout(1, 1, 2, 4, schedule="zb-v"),
+]
 COST = CostModel(load_cluster("2x4xH100-SXM@ib400"))
 
 

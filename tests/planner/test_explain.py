@@ -68,7 +68,7 @@ def test_rules_in_words() -> None:
 @pytest.mark.parametrize(
     ("fix", "sentence"),
     [
-        ({"dp": 1, "tp": 1, "pp": 2}, "It is not legal: --fix dp1 x tp1 x pp2 asks for 2 devices, the cluster has 4"),
+        ({"dp": 1, "tp": 1, "pp": 2}, "It is not legal: --fix dp=1 x tp=1 x pp=2 asks for 2 devices, the cluster has 4"),
         ({"pp": 4}, "It is not legal: --fix pp=4,vpp=1: .* has 2 blocks, so pp x vpp can be 1 to 2"),
         ({"tp": 4}, r"It (takes|is faster here)"),
     ],

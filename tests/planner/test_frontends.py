@@ -14,7 +14,7 @@ import pytest
 
 from ir.errors import GraphError, InputError
 from ir.graph import Graph
-from planner.frontends import describe, load, zoo_names
+from planner.frontends import load, zoo_names
 from planner.frontends.transformer import params, salt
 
 GPT2: dict[str, Any] = {"model_type": "gpt2", "vocab_size": 101, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4}
@@ -81,8 +81,8 @@ def test_a_model_read_again_by_its_reference_is_the_same(tmp_path: Path) -> None
         assert load(model.reference) == model
 
 
-def test_describe_has_the_facts() -> None:
-    facts = describe(load("llama-3-8b"))
+def test_the_summary_has_the_facts() -> None:
+    facts = load("llama-3-8b").summary
     assert {k: facts[k] for k in ("num_params", "layers", "heads", "kv_heads", "vocab")} == {
         "num_params": 8_030_261_248, "layers": 32, "heads": 32, "kv_heads": 8, "vocab": 128_256,
     }  # fmt: skip

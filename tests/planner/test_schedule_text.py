@@ -10,6 +10,7 @@ import pytest
 
 from ir.errors import Deadlock, HeadraceError, PlanError
 from planner.schedules import SCHEDULES, Orders, Slot, schedule
+from planner.schedules.own import own_schedule
 from planner.schedules.proof import SENDS, check_orders, program_of, with_messages
 from planner.schedules.text import Message, Table, passes, read, write
 
@@ -34,6 +35,21 @@ def test_what_pytorch_writes_is_read_and_its_pairs_are_two_passes() -> None:
     for text, wrong in (("0F0\n1X0", "line 2: `1X0` is no action"), ("0F", "line 1: `0F` is no action"), ("\n", "no action"), ("F0", "as in 2F0")):
         with pytest.raises(PlanError, match=wrong):
             read(text)
+
+
+def test_a_users_table_is_a_schedule_for_its_size() -> None:
+    mine = own_schedule("mine", write(schedule("v-half").orders(4, 8)))
+    assert mine.orders(4, 8) == schedule("v-half").orders(4, 8)
+    assert (mine.num_chunks(), mine.splits, [mine.rank_of(s, 4) for s in range(8)]) == (2, True, [0, 1, 2, 3, 3, 2, 1, 0])
+    assert [mine.stash(r, 4, 8) for r in range(4)] == [mine.memory(r, 4, 8, 2) for r in range(4)] == [3.0] * 4
+    for p, m, wrong in ((4, 9, "its table is for 8 microbatches on 4 ranks; nearest legal are 8"), (2, 8, "choose another number of ranks")):
+        with pytest.raises(PlanError, match=wrong):
+            mine.orders(p, m)
+    for text, wrong in (("0UNSHARD", "the table runs nothing"), ("0F0,1F0,3F0,3B0,1B0,0B0\n2F0,2B0", "gives the ranks 0: 3, 1: 1 stages")):
+        with pytest.raises(HeadraceError, match=wrong):
+            own_schedule("mine", text)
+    with pytest.raises(Deadlock, match="would stand still"):
+        own_schedule("mine", "0F0,0B0\n1B0,1F0")
 
 
 # ---- forty ways to spoil an order ----------------------------------------------------------------------------------------------------------------------

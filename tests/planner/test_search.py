@@ -146,11 +146,46 @@ def test_time_that_runs_out_leaves_the_best_so_far() -> None:
     assert result.gap > 0
 
 
-def test_what_does_not_fit_names_the_nearest() -> None:
-    with pytest.raises(
-        DoesNotFit, match=r"does not fit on 4 x .* usable each\). Nearest: dp\d.*GiB; .*GiB; .*GiB\. Add devices, shorten seq, or lower the batch"
-    ):
+def test_the_budget_holds_for_the_simulations_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that runs out while the best are simulated leaves those that are done."""
+    clock = [0.0]
+    monkeypatch.setattr("planner.search.time.perf_counter", lambda: clock[0])
+    simulate_one = Evaluator.simulate
+
+    def slowly(self: Evaluator, e: Any) -> Any:
+        clock[0] += 20.0
+        return simulate_one(self, e)
+
+    monkeypatch.setattr(Evaluator, "simulate", slowly)
+    result = search(budget_s=30.0)
+    assert len(result.plans) == 2
+    assert result.evaluated > 2
+
+
+def test_what_does_not_fit_says_what_is_missing_and_what_would_help() -> None:
+    message = r"does not fit on 4 x .*: 9\.28 KiB may be filled .*KiB are missing\. Nearest: dp\d.*KiB; .*; .*\. Ways out: .*such devices at the very least"
+    with pytest.raises(DoesNotFit, match=message) as caught:
         search(small(10_000), fix={"pp": 1})
+    assert [p.predicted["fits"] for p in caught.value.nearest] == ["no"] * 3
+
+
+def test_ways_out_are_ways_out() -> None:
+    """Each change that is offered makes it fit."""
+    peak = min(p.predicted["peak_gib"] for p in search(fix={"dp": 4, "zero": 0, "recompute": "none"}, top=5).plans) * 2**30
+    with pytest.raises(DoesNotFit) as caught:
+        search(small(0.98 * peak), fix={"dp": 4, "zero": 0, "recompute": "none"}, memory_fraction=0.9)
+    ways = caught.value.ways_out
+    assert len(ways) == 3
+    assert any(w.startswith("leave zero=0 open (dp4") for w in ways)
+    assert search(small(0.98 * peak), fix={"dp": 4, "recompute": "none"}, memory_fraction=0.9).plans
+
+
+def test_a_search_that_finds_no_room_tries_the_smallest_before_all_others() -> None:
+    """Where nothing that promises speed fits, something that fits is found without trying all."""
+    smallest = min(evaluator(four()).evaluate(c).memory.peak_bytes for c in candidates({}, 4, BATCH, MODEL.graph(1, SEQ, "float32")))
+    result = search(small(1.1 * smallest), budget_s=0.0)
+    assert result.plans
+    assert result.evaluated <= PATIENCE + 3
 
 
 def test_little_memory_is_kept_to() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import simulator.engine as engine
 from ir.errors import Deadlock, InputError, ProgramError
+from ir.program import Program
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel, Runtime
 from simulator.engine import price, simulate
@@ -90,8 +91,11 @@ def test_simulate_sweeps_where_nothing_contends(monkeypatch: pytest.MonkeyPatch)
             simulate(program, cost, share_links=share_links)
 
 
-def test_no_steps_have_no_spans() -> None:
+def test_nothing_takes_no_time() -> None:
     assert simulate(pipeline(2, 2), H100, steps=0).spans == ()
+    nothing = Program("nothing", 1, (), (), {})
+    assert simulate(nothing, H100).spans == ()
+    assert compile_sweep(nothing).makespan(np.zeros((2, 0))).tolist() == [0.0, 0.0]
 
 
 def test_prices_are_fixed_unless_something_is_shared() -> None:

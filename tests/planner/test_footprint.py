@@ -1,0 +1,32 @@
+"""The least memory of a candidate is a bound, and a bound that is worth something."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.bounds import Bounds
+from planner.candidates import candidates
+from planner.evaluate import Evaluator
+from planner.frontends.model import Model
+from planner.single import OPTIMIZERS
+from simulator.clusters import load_cluster
+from simulator.cost import CostModel
+from tests.models import SEQ, gpt, llama
+
+
+@pytest.mark.parametrize("model", [llama(num_layers=2), gpt(num_layers=2)], ids=lambda m: m.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_placement_needs_less(model: Model, dtype: str) -> None:
+    cluster = load_cluster("1x4xH100-SXM")
+    evaluator = Evaluator(Bounds(model, SEQ, dtype, CostModel(cluster)), cluster, 8, OPTIMIZERS["adamw"], {}, 0.95)
+    for c in list(candidates({}, 4, 8, model.graph(1, SEQ, dtype)))[::3]:
+        least = evaluator.footprint.least_bytes(c)
+        needs = [evaluator._evaluate_at(c, price).memory.peak_bytes for price in (0.0, 30.0)]
+        assert least <= min(needs), c
+        assert least >= 0.1 * min(needs), c
+
+
+def test_recompute_keeps_less() -> None:
+    model, cluster = llama(num_layers=2), load_cluster("1x4xH100-SXM")
+    evaluator = Evaluator(Bounds(model, SEQ, "float32", CostModel(cluster)), cluster, 8, OPTIMIZERS["adamw"], {}, 0.95)
+    assert sum(evaluator.footprint.saved(True)) < 0.5 * sum(evaluator.footprint.saved(False))
