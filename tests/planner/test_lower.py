@@ -15,8 +15,9 @@ from ir.op import ALL_B, Rule
 from ir.ops import catalogue
 from ir.program import Program
 from planner.lower import local_sizes, lower, representatives
+from planner.single import OPTIMIZERS, single_device
 from tests.models import BATCH, SEQ, gpt, llama
-from tests.plans import Layout, cluster, layouts, pairwise, plan_for
+from tests.plans import Layout, cluster, layouts, pairwise, plan_for, stages_of
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "lowered-p2-m2.txt"
 
@@ -141,3 +142,13 @@ def test_a_plan_of_another_model_is_refused() -> None:
     plan = plan_for(gpt(), Layout(2), batch=BATCH, seq=SEQ)
     with pytest.raises(PlanError, match=r"h\.0|wte|embed|stages"):
         lower(llama(), plan)
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), [("zb-v", 6, 12), ("looped-bfs", 2, 32), ("interleaved-zb", 4, 32), ("1f1b-v", 6, 24), ("dualpipe-v", 6, 32)])
+def test_a_sender_never_waits_for_a_pass_that_waits_for_it(schedule: str, p: int, m: int) -> None:
+    """Stages that share a rank share its queues of messages: those are received in the order in which they are sent, each with room until it is read."""
+    whole = gpt(num_layers=2 * p)
+    alone = single_device(whole, cluster(), batch=m, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS["adamw"], num_microbatches=m)
+    want = Layout(pp=p, num_microbatches=m, schedule=schedule)
+    stages = stages_of(want, whole.graph(1, SEQ, "float64").num_layers)
+    lower(whole, replace(alone, stages=stages, schedule=schedule)).check()
