@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
