@@ -98,6 +98,7 @@ class _Placer:
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
         self.num_tasks = 0
+        self.to_add: dict[int, list[tuple[Node, str, str]]] = {}
         self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
         self.uses: dict[str, list[int]] = {}
         self.boxed: set[str] = set()
@@ -115,6 +116,8 @@ class _Placer:
                 self._begin_param(i, p)
         for node in self.graph.nodes:
             self._node(node)
+        for stage in range(len(self.plan.stages)):
+            self._add_up(stage, -2)
         firsts = [self.site_of.index(site) for site in range(len(self.sites))]
         for i in firsts:
             self._loss(i)
@@ -209,8 +212,24 @@ class _Placer:
         forward_op = self.graph.op(forward)
         return tuple(forward_op.grad_rule(rule, op) for rule in rules)
 
+    def _add_up(self, stage: int, layer: int) -> None:
+        """Adds the boxed weight gradients of the layers that lie more than one above `layer` to what other microbatches have left."""
+        rest = []
+        for node, boxed, accumulator in self.to_add.get(stage, ()):
+            if node.layer <= layer + 1:
+                rest.append((node, boxed, accumulator))
+                continue
+            rules = _identity_rules(self._site(stage).values[boxed].nd)
+            self._task(
+                stage, "W", "compute", "cast", f"{accumulator}.add", reads=(boxed,), writes=(accumulator,), rules=rules, attrs={"dtype": self.state_dtype},
+                origin=node.origin, phase="W", layer=node.layer,
+            )  # fmt: skip
+        self.to_add[stage] = rest
+
     def _node(self, node: Node) -> None:
         stage = self.plan.stage_of(node.layer)
+        if node.phase not in ("F", "R"):
+            self._add_up(stage, node.layer)
         part = node.phase if node.phase in ("F", "W") else "I"
         op = self.graph.op(node)
         rules = self._rules(node, op)
@@ -241,10 +260,10 @@ class _Placer:
         spec = self.graph.tensors[tensor]
         param = self._param_of(tensor)
         if param is not None:
-            # A weight gradient: boxed each microbatch, the last step adding to what is there.
-            *before, last = self._steps(stage, spec, name, self.plan.params[param].grad)
-            have = self._box(stage, spec, name, before[-1].dst, part, node) if before else name
-            self._step(stage, spec, have, self._accumulator(stage, tensor, last.dst), last, part, node)
+            # A weight gradient: boxed each microbatch. It is added two layers later, when the boxing is done, and no kernel waits for it.
+            want = self.plan.params[param].grad
+            boxed = self._box(stage, spec, name, want, part, node)
+            self.to_add.setdefault(stage, []).append((node, boxed, self._accumulator(stage, tensor, want)))
             return
         if tensor not in self.boxed:
             return
@@ -286,11 +305,13 @@ class _Placer:
         have = self.hubbed.get((self.site_of[stage], tensor))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
-        return self._box(stage, spec, have, nd, part, node)
+        # What was kept from the forward is there long before: its boxing, too, must not run ahead.
+        waits = self._two_layers_ago(stage, part, node.layer) if part != "F" else ()
+        return self._box(stage, spec, have, nd, part, node, waits=waits)
 
     def _two_layers_ago(self, stage: int, part: str, layer: int) -> tuple[str, ...]:
         """What the gathering of a parameter waits for, so that no more than the next layer's parameters are gathered ahead of their use."""
-        done = self.last_of_layer.get((stage, part), {})
+        done = self.last_of_layer.get((stage, "F" if part == "F" else "I"), {})
         before = [value for at, value in done.items() if at != layer]
         return (before[-2],) if len(before) > 1 else ()
 
