@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,9 @@ def test_a_missing_gpu_is_told(saved, capsys):
 
 def test_ctrl_c_gives_a_valid_partial_result_and_130(saved):
     command = [sys.executable, "-m", "executor.cli", str(saved), "--steps", "10000000", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # where the tests themselves run in the background, children inherit that SIGINT is ignored
+    heard = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("step 3/"):
