@@ -35,7 +35,7 @@ MISALIGNED = {
     "source": "(from memory) GPT-2 with its vocabulary padded from 50257 to 50304 trains 25 % faster on A100, karpathy/nanoGPT: the head has 31 % of the flops",
 }
 ABOUT = (
-    "share of peak, extra k a tile, seconds before a product, share of bandwidth, slowness of small tiles, seconds to add a split sum, bytes to cast an element; "
+    "share of peak, extra k a tile, seconds before a product, share of bandwidth, slowness of small tiles, seconds to add a split sum, bytes a cast element; "
     "held_out: [mean, 90 %] of absolute log errors"
 )
 NAMES = ("share", "extra_k", "launch_s", "hbm_share", "small_tile", "split_s", "cast_bytes")

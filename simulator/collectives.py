@@ -13,7 +13,8 @@ all-gather, the tensor before a reduce-scatter. With n ranks, g of them on each 
 | hierarchical | inside: N (g-1)/g, between nodes: N/g (k-1)/k; twice for all-reduce | g-1 and k-1 hops; twice for all-reduce |
 | pairwise all-to-all | N (n-1)/n | the longest path |
 
-A ring over nodes is g rings at once, each leaving a node by another member, so that all NICs of the node carry an equal part.
+Where cables join GPUs in pairs, a node has as many rings as use no cable twice (`cable_rings`). A ring over nodes is g rings at once, each leaving a node
+by another member, so that all NICs of the node carry an equal part.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from ir.cluster import Cluster
 from simulator.routes import Edge, Routes
 
 Group = tuple[int, ...]
+
+MAX_TRIES = 2000
+"""Choices of rings over cables that are looked at; a DGX-1 needs some dozens."""
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
 """What a library can do that chooses freely; a profile may name fewer: NCCL has rings and trees, and its hierarchy (NVLSTree) loses to the ring."""
@@ -139,10 +143,81 @@ def _regular(routes: Routes, group: Group) -> bool:
 
 
 def _rings(routes: Routes, group: Group) -> list[list[int]]:
-    """One ring inside a node; over nodes one for each member of the fullest node, its nodes' members rotated."""
+    """Inside a node one ring, or as many as its cables allow; over nodes one for each member of the fullest node, its nodes' members rotated."""
     nodes = _by_node(routes, group)
-    num_rings = max(map(len, nodes)) if len(nodes) > 1 else 1
-    return [[rank for ranks in nodes for rank in (*ranks[c % len(ranks) :], *ranks[: c % len(ranks)])] for c in range(num_rings)]
+    if len(nodes) == 1:
+        return [list(ring) for ring in cable_rings(routes, group)] or [list(group)]
+    orders = [cable_rings(routes, ranks) or (ranks,) for ranks in nodes]
+    return [
+        [rank for ranks, rings in zip(nodes, orders, strict=True) for rank in _from(rings[c % len(rings)], ranks[c % len(ranks)])]
+        for c in range(max(map(len, nodes)))
+    ]
+
+
+def _from(ring: Group, first: int) -> Group:
+    """The ring, begun at `first`."""
+    at = ring.index(first)
+    return ring[at:] + ring[:at]
+
+
+def cable_rings(routes: Routes, group: Group) -> tuple[Group, ...]:
+    """Rings through all of `group` over direct cables, each cable used by one, and each ring both ways round; none where a switch joins the GPUs.
+
+    >>> from simulator.clusters import load_cluster
+    >>> dgx1 = Routes(load_cluster("dgx-1"))
+    >>> [len(cable_rings(dgx1, tuple(range(n)))) for n in (2, 3, 4, 8)]
+    [1, 2, 4, 6]
+    """
+    rates = routes.lanes(group)
+    if not rates or len(group) < 2:
+        return ()
+    lane = min(rates.values())
+    lanes = {pair: round(rate / lane) for pair, rate in rates.items()}
+    if len(group) == 2:
+        return (group,) * lanes.get((group[0], group[1]), 0)
+    cycles = tuple(_cycles(group, lanes))
+    found: tuple[Group, ...] = ()
+    for most in range(min(sum(n for (a, _), n in lanes.items() if a == r) for r in group) // 2, 0, -1):
+        found = _disjoint(cycles, lanes, most)
+        if found:
+            break
+    return tuple(ring for cycle in found for ring in (cycle, (cycle[0], *reversed(cycle[1:]))))
+
+
+def _cycles(group: Group, lanes: Mapping[tuple[int, int], int]) -> Iterable[Group]:
+    """Rings through all members over lanes, from the first member, each in one direction only."""
+    paths: list[Group] = [group[:1]]
+    while paths:
+        path = paths.pop()
+        if len(path) == len(group):
+            if (path[-1], path[0]) in lanes and path[1] < path[-1]:
+                yield path
+            continue
+        paths += [(*path, r) for r in reversed(group) if r not in path and (path[-1], r) in lanes]
+
+
+def _disjoint(cycles: Sequence[Group], lanes: Mapping[tuple[int, int], int], most: int) -> tuple[Group, ...]:
+    """`most` rings that together use no lane twice, or none; the first in order."""
+    stack: list[tuple[int, tuple[Group, ...]]] = [(0, ())]
+    tries = 0
+    while stack and tries < MAX_TRIES:
+        at, chosen = stack.pop()
+        if len(chosen) == most:
+            return chosen
+        tries += 1
+        for i in range(len(cycles) - 1, at - 1, -1):
+            if _fits((*chosen, cycles[i]), lanes):
+                stack.append((i, (*chosen, cycles[i])))
+    return ()
+
+
+def _fits(cycles: Sequence[Group], lanes: Mapping[tuple[int, int], int]) -> bool:
+    used: dict[tuple[int, int], int] = {}
+    for cycle in cycles:
+        for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+            pair = (min(a, b), max(a, b))
+            used[pair] = used.get(pair, 0) + 1
+    return all(n <= lanes[pair] for pair, n in used.items())
 
 
 def _ring_loads(routes: Routes, group: Group, share: float) -> dict[Edge, float]:

@@ -70,7 +70,8 @@ class Tiled:
     misaligned: float = 1.0
 
     def seconds(self, shape: tuple[int, ...], nbytes: float, bytes_per_s: float) -> float:
-        return float(self.of_arrays(*(np.float64(x) for x in shape), np.float64(nbytes), bytes_per_s))
+        batch, m, n, k = (np.float64(x) for x in shape)
+        return float(self.of_arrays(batch, m, n, k, np.float64(nbytes), bytes_per_s))
 
     def of_arrays(self, batch: Any, m: Any, n: Any, k: Any, nbytes: Any, bytes_per_s: float) -> Any:
         """`seconds` of many shapes at once: arrays of one shape, or scalars of numpy."""
