@@ -11,13 +11,13 @@ from typing import Any
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ClusterError, InputError
 from simulator.profile import bundled, curves, gpu_profile, machine_names, near
-from simulator.topology import Nic, layout_of, node_links
+from simulator.topology import Nic, layout_of, node_links, rail_links
 
 _COUNT = re.compile(r"([+-]?(?:\d[\d.]*|nan|inf))x(.+)", re.IGNORECASE)
-_NIC = re.compile(r"([a-z]+)([+-]?(?:\d[\d.]*|nan|inf))(?:x([+-]?[\d.]+))?(?::([\d.]+))?(?:\+([\d.]+)us)?", re.IGNORECASE)
+_NIC = re.compile(r"([a-z]+)([+-]?(?:\d[\d.]*|nan|inf))(?:x([+-]?[\d.]+)(r)?)?(?::([\d.]+))?(?:\+([\d.]+)us)?", re.IGNORECASE)
 FORMS = (
     "write NODESxGPUSxNAME such as 4x8xH100-SXM, with @ib400, @ib400x8, @eth25, @roce200x8 or @tcp100 for the NICs of a node, "
-    "@ib400x8:2 where the network between nodes is oversubscribed 2:1, @ib400x8+300us for a far one; a machine name; `local`; "
+    "@ib400x8:2 where the network between nodes is oversubscribed 2:1, @ib400x8r where it has rails, @ib400x8+300us for a far one; a machine name; `local`; "
     "or a cluster JSON"
 )
 MAX_DEVICES = 131_072
@@ -112,7 +112,8 @@ def _nic(word: str, text: str) -> Nic:
     if not 0 < rate < float("inf"):
         raise InputError(f"cluster `{text}`: the NIC's bandwidth is {match[2]} Gb/s; give a finite number above 0")
     ports = _whole(match[3], f"cluster `{text}`: the number of NICs a node") if match[3] else 1
-    return Nic(match[1].lower(), rate, ports, _number(match[4] or "1", 1.0, f"cluster `{text}`: oversubscription"), _number(match[5] or "0", 0.0, text) * 1e-6)
+    narrow, far_s = _number(match[5] or "1", 1.0, f"cluster `{text}`: oversubscription"), _number(match[6] or "0", 0.0, f"cluster `{text}`: latency") * 1e-6
+    return Nic(match[1].lower(), rate, ports, narrow, far_s, bool(match[4]))
 
 
 def _number(word: str, least: float, what: str) -> float:
@@ -172,9 +173,13 @@ def build(
     links: list[Link] = []
     for node in range(num_nodes):
         links += node_links(node, gpus_per_node, profile, layout, nic)
+    links += rail_links(num_nodes, gpus_per_node, nic)
     if "gemm_class" in profile:
         assumed = (*assumed, f"GEMM times of {gpu}: {profile['gemm_class']}")
-    about: dict[str, Any] = {"collective": dict(profile["collective"]), "collectives": curves(gpu) if layout["kind"] != "pcie" else []}
+    about: dict[str, Any] = {
+        "collective": dict(profile["collective"]),
+        "collectives": curves(gpu, None if nic is None else (nic.kind, nic.gbit_per_s, nic.per_node)) if layout["kind"] != "pcie" else [],
+    }
     if not layout.get("p2p", profile["link"].get("p2p", True)):
         about["p2p"] = False
     return Cluster(name, devices, tuple(links), about, assumed).check()

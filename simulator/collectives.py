@@ -11,6 +11,8 @@ all-gather, the tensor before a reduce-scatter. With n ranks, g of them on each 
 | ring, all-reduce | 2 N (n-1)/n | 2 (n-1) hops |
 | double tree, all-reduce | 2 N | 2 (g-1) hops in the node + 2 ceil(log2 k) between nodes |
 | hierarchical | inside: N (g-1)/g, between nodes: N/g (k-1)/k; twice for all-reduce | g-1 and k-1 hops; twice for all-reduce |
+| in-switch (NVLS), all-reduce in a node | N, at the switch's share of the wire, whatever n | 2 hops |
+| chain, broadcast | N | n-1 hops |
 | pairwise all-to-all | N (n-1)/n | the longest path |
 
 Where cables join GPUs in pairs, a node has as many rings as use no cable twice (`cable_rings`). A ring over nodes is g rings at once, each leaving a node
@@ -24,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ir.cluster import Cluster
 from simulator.routes import Edge, Routes
@@ -53,15 +56,21 @@ class Line:
 FREE = Line("none", 0.0, 0.0, {})
 
 
-def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], launch_s: float, algorithms: Sequence[str]) -> tuple[Line, ...]:
+def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], library: Mapping[str, Any]) -> tuple[Line, ...]:
     """The algorithms for this collective, of those that the machine's library has; one of zero seconds for a group of one.
 
+    `library`: `launch_s`, `algorithms` (default: those that move least) and, where switches reduce, `nvls`: `load` on each link, from `min_ranks` members on.
     `siblings`: the groups that do the same at the same time, `group` among them. An all-to-all is always pairwise, and a ring is always there.
     """
     if len(group) == 1:
         return (FREE,)
+    launch_s, algorithms = float(library.get("launch_s", 0.0)), tuple(library.get("algorithms", ALGORITHMS))
     if kind == "all_to_all":
         return (_line("pairwise", routes, launch_s + max(_latencies(routes, group)), _pairwise(routes, group), [_pairwise(routes, s) for s in siblings]),)
+    if kind == "broadcast":
+        chains = [_chain_loads(routes, s) for s in siblings]
+        own = chains[list(siblings).index(group)]
+        return (_line("chain", routes, launch_s + _chain_latency(routes, group), own, chains),)
     passes = 2 if kind == "all_reduce" else 1
     rings = [_ring_loads(routes, s, passes * (len(s) - 1) / len(s)) for s in siblings]
     out = [_line("ring", routes, launch_s + passes * _ring_latency(routes, group), rings[list(siblings).index(group)], rings)]
@@ -69,6 +78,8 @@ def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], la
         out.append(_tree(routes, group, siblings, launch_s))
     if "hierarchical" in algorithms and _regular(routes, group):
         out.append(_hierarchical(routes, group, siblings, passes, launch_s))
+    if kind == "all_reduce" and "nvls" in algorithms and len(group) >= library["nvls"]["min_ranks"]:
+        out += _in_switch(routes, group, siblings, float(library["nvls"]["load"]), launch_s)
     return tuple(out)
 
 
@@ -117,9 +128,7 @@ def _moved(cluster: Cluster, group: Group, place: Mapping[int, tuple[int, int]],
 
 
 def _line(algorithm: str, routes: Routes, fixed_s: float, own: Mapping[Edge, float], everyone: Iterable[Mapping[Edge, float]]) -> Line:
-    total: dict[Edge, float] = {}
-    for loads in everyone:
-        _add(total, loads)
+    total = _total(everyone)
     return Line(algorithm, fixed_s, max((total.get(e, own[e]) / routes.bytes_per_s(e) for e in own), default=0.0), own)
 
 
@@ -230,6 +239,18 @@ def _ring_loads(routes: Routes, group: Group, share: float) -> dict[Edge, float]
     return dict(loads)
 
 
+def _chain_loads(routes: Routes, group: Group) -> dict[Edge, float]:
+    """The first member's bytes, passed on from each to the next."""
+    return _total(_path_loads(routes, a, b) for a, b in pairwise(group))
+
+
+def _total(loads: Iterable[Mapping[Edge, float]]) -> dict[Edge, float]:
+    out: dict[Edge, float] = {}
+    for one in loads:
+        _add(out, one)
+    return out
+
+
 def _ring_latency(routes: Routes, group: Group) -> float:
     """A piece passes all hops of the ring but one."""
     ring = _rings(routes, group)[0]
@@ -247,6 +268,17 @@ def _tree(routes: Routes, group: Group, everyone: Sequence[Group], launch_s: flo
     fixed_s = launch_s + 2 * inside + 2 * math.ceil(math.log2(len(nodes))) * between
     loads = [_ring_loads(routes, s, 2.0) for s in everyone]
     return _line("tree", routes, fixed_s, _ring_loads(routes, group, 2.0), loads)
+
+
+def _in_switch(routes: Routes, group: Group, everyone: Sequence[Group], load: float, launch_s: float) -> list[Line]:
+    """Every member writes to the switch that joins them all and reads the sum; none where something else joins them."""
+    switches = {edge[1] for rank in group[1:] for edge in routes.path(group[0], rank)[:1]}
+    switch = min(switches)
+    if len(switches) > 1 or not switch.startswith("nv") or any(len(routes.path(group[0], rank)) > 2 for rank in group[1:]):
+        return []
+    loads = [{edge: load for r in ranks for edge in ((f"gpu{r}", switch), (switch, f"gpu{r}"))} for ranks in everyone]
+    own = loads[list(everyone).index(group)]
+    return [_line("nvls", routes, launch_s + max(_latencies(routes, group)), own, loads)]
 
 
 def _chain_latency(routes: Routes, ranks: Group) -> float:

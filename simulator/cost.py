@@ -12,7 +12,7 @@ from ir.errors import ClusterError, InputError
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
-from simulator.collectives import ALGORITHMS, FREE, Group, Line, lines, p2p_line, siblings
+from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
 from simulator.routes import Edge, Routes
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
@@ -22,6 +22,7 @@ MEASURED_HEAD = 64
 """Size of a head in the samples by which `executor.measure` times attention."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kinds in which all members give and take; beside them there is `broadcast`, from the first member of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,7 @@ class CostModel:
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
         self.num_cores = float(cluster.profile.get("num_cores", 0.0)) if self._transport is not None else 0.0
-        self._algorithms = tuple(cluster.profile.get("collective", {}).get("algorithms", ALGORITHMS))
-        self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
+        self._library: Mapping[str, Any] = cluster.profile.get("collective", {})
 
     # ---- compute -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ class CostModel:
             return (FREE,)
         together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
-            return (p2p_line(self.routes, group, together, self._collective_launch_s),)
-        if kind not in COLLECTIVES:
-            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}")
-        return lines(self.routes, kind, group, together, self._collective_launch_s, self._algorithms)
+            return (p2p_line(self.routes, group, together, float(self._library.get("launch_s", 0.0))),)
+        if kind not in (*COLLECTIVES, "broadcast"):
+            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}, broadcast")
+        return lines(self.routes, kind, group, together, self._library)
 
     def _curve(self, kind: str, group: Group) -> Sequence[Sequence[float]] | None:
         if not self._curves:

@@ -25,6 +25,7 @@ class Nic:
     """The NICs of one node: `per_node` ports of `gbit_per_s` each; where there are fewer than GPUs, neighbours share one.
 
     `oversubscribed`: how many times the ports of the nodes could carry more than the network between them. `far_s`: latency beyond what the kind has.
+    `rails`: the first ports of all nodes are on one switch, the second ones on another, and only what changes rails crosses the network between them.
     """
 
     kind: str
@@ -32,11 +33,12 @@ class Nic:
     per_node: int
     oversubscribed: float = 1.0
     far_s: float = 0.0
+    rails: bool = False
 
     def __str__(self) -> str:
         narrow = f", oversubscribed {self.oversubscribed:g}:1" if self.oversubscribed != 1 else ""
         far = f", {self.far_s * 1e6:g} us away" if self.far_s else ""
-        return f"{self.per_node} x {self.gbit_per_s:g} Gb/s {self.kind}{narrow}{far}"
+        return f"{self.per_node} x {self.gbit_per_s:g} Gb/s {self.kind}{' on rails' if self.rails else ''}{narrow}{far}"
 
     @property
     def latency_s(self) -> float:
@@ -46,7 +48,7 @@ class Nic:
     def bytes_per_s(self, ports: int) -> float:
         """What flows through one of `ports` equal ports of the node: its share of the wire, less where data in flight cannot fill the way there and back."""
         figures = bundled("links")["nics"][self.kind]
-        wire = self.gbit_per_s / 8 * 1e9 * figures["share"] * self.per_node / ports / self.oversubscribed
+        wire = self.gbit_per_s / 8 * 1e9 * figures["share"] * self.per_node / ports / (1 if self.rails else self.oversubscribed)
         return float(min(wire, figures["window_bytes"] * self.per_node / ports / (2 * self.latency_s)))
 
 
@@ -133,4 +135,14 @@ def _nics(node: int, gpus: list[str], profile: Mapping[str, Any], nic: Nic) -> l
     pcie_hop_s = max(bundled("links")["pcie_hop_s"]["value"], 2 * _hop_s(profile))  # a NIC is never the shorter way between two GPUs of a node
     pcie = profile["pcie_bytes_per_s"] * profile["pcie_share"] * max(1, nic.per_node // num_nics)
     out = [Link(g, f"nic{node}.{i * num_nics // len(gpus)}", pcie_hop_s, pcie, "pcie") for i, g in enumerate(gpus)]
-    return out + [Link(f"nic{node}.{i}", "fabric", nic.latency_s / 2, nic.bytes_per_s(num_nics), nic.kind) for i in range(num_nics)]
+    ends = [f"rail{i}" if nic.rails else "fabric" for i in range(num_nics)]
+    return out + [Link(f"nic{node}.{i}", end, nic.latency_s / 2, nic.bytes_per_s(num_nics), nic.kind) for i, end in enumerate(ends)]
+
+
+def rail_links(num_nodes: int, num_gpus: int, nic: Nic | None) -> list[Link]:
+    """What joins the rails: of each as much as its ports carry, less by the oversubscription."""
+    if nic is None or not nic.rails:
+        return []
+    num_nics = min(nic.per_node, num_gpus)
+    rate = num_nodes * nic.bytes_per_s(num_nics) / nic.oversubscribed
+    return [Link(f"rail{i}", "fabric", nic.latency_s / 2, rate, nic.kind) for i in range(num_nics)]
