@@ -17,7 +17,7 @@ from planner.recipes.works import Kernels, Works
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 
-SHARES = ("compute", "attention", "misaligned", "memory", "tp", "cp", "ep")
+SHARES = ("compute", "low", "attention", "misaligned", "memory", "tp", "cp", "ep")
 """What a microbatch's seconds consist of, besides the gathers of fully sharded parameters."""
 
 PARTS = ("layer", "embedding", "head")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -21,7 +21,9 @@ NOISE = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Runs of one GPU and release. `machine` [n] numbers their machines; shares named in `common` are the same for all, those in `own` each machine has its own."""
+    """Runs of one GPU and release. `machine` [n] numbers their machines; shares named in `common` are the same for all, those in `own` each machine has its own.
+    `weight` [n]: how often a run counts.
+    """
 
     bill: Bill
     measured_s: np.ndarray
@@ -29,26 +31,30 @@ class Problem:
     common: tuple[str, ...]
     own: tuple[str, ...]
     start: tuple[Shares, ...]
+    weight: np.ndarray
 
     def take(self, which: np.ndarray) -> Problem:
-        return Problem(self.bill.take(which), self.measured_s[which], self.machine[which], self.common, self.own, self.start)
+        return replace(
+            self, bill=self.bill.take(which), measured_s=self.measured_s[which], machine=self.machine[which], weight=self.weight[which]
+        )  # fmt: skip
 
 
 def fit(problem: Problem, spread: Mapping[str, float] | None = None) -> tuple[Shares, ...]:
-    """The shares of every machine."""
+    """The shares of every machine; what is expected of them where nothing was measured."""
+    if not len(problem.measured_s):
+        return problem.start
     num, common, own = len(problem.start), problem.common, problem.own
     names = (*common, *(name for _ in range(num) for name in own))
     expected = np.log([getattr(problem.start[0], name) for name in common] + [getattr(s, name) for s in problem.start for name in own])
     wide = np.array([(spread or {}).get(name, SPREAD) for name in names])
     groups = [np.flatnonzero(problem.machine == k) for k in range(num)]
-    bills = [problem.bill.take(g) for g in groups]
+    bills, weight = [problem.bill.take(g) for g in groups], np.sqrt(problem.weight[np.concatenate(groups)])
 
     def misses(x: np.ndarray) -> np.ndarray:
         shares = _shares(problem, x)
-        told = [np.log(step(b, s).total / problem.measured_s[g]) / NOISE for b, s, g in zip(bills, shares, groups, strict=True) if len(g)]
+        off = np.concatenate([np.log(step(b, s).total / problem.measured_s[g]) / NOISE for b, s, g in zip(bills, shares, groups, strict=True) if len(g)])
         # a robust error of each run, a plain one of each share
-        off = np.concatenate(told)
-        return np.concatenate([np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1)), (x - expected) / wide])
+        return np.concatenate([weight * np.sign(off) * np.sqrt(2 * (np.sqrt(1 + off**2) - 1)), (x - expected) / wide])
 
     found = least_squares(misses, expected, method="trf", x_scale=wide, max_nfev=60)
     return _shares(problem, found.x)

@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, fields, replace
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Times the bill's seconds: `compute` products of weights, `attention` its products or flash kernels, `misaligned` attention products whose head size is no
-    multiple of eight, `memory` memory-bound kernels, `tp`, `cp`, `ep`, `fsdp` their collectives, `hop` messages between stages, `reduce` gradients and parameters once a
-    step, `update` the optimizer. `beside`: the part of hidden communication that slows what it hides behind. Seconds: `host_s` that the host needs for one
+    """Times the bill's seconds: `compute` products of weights, `low` those in fp8 or less, `attention` its products or flash kernels, `misaligned` attention
+    products whose head size is no multiple of eight, `memory` memory-bound kernels, `tp`, `cp`, `ep`, `fsdp` their collectives, `hop` messages between stages,
+    `reduce` gradients and parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that slows what it hides behind. Seconds: `host_s` that the host needs for one
     layer's forward, `step_s` once a step. `straggle`: longer for every doubling of nodes.
     """
 
     compute: float = 1.0
+    low: float = 1.0
     attention: float = 1.0
     misaligned: float = 8.0
     memory: float = 1.0

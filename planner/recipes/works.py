@@ -11,7 +11,7 @@ follow the three passes of a microbatch: F forward, I gradients of inputs (with 
 ...     print(work.share, work.op, work.gemm)
 memory norm ()
 compute qkv (1, 4096, 1536, 1024)
-attention scores (32, 1024, 1024, 64)
+attention attention.scores ()
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ALIGNED = 8
 
 
 class Kernel(NamedTuple):
-    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, attention, memory, or the axis of a
-    collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share` is an axis.
+    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, attention,
+    misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share` is an axis.
     """
 
     share: str
@@ -59,7 +59,10 @@ def layer(run: Run, release: Release, experts: bool = False) -> Works:
     table.norm()
     table.attention()
     table.norm()
-    table.experts() if experts else table.mlp(run.shape.ffn)
+    if experts:
+        table.experts()
+    else:
+        table.mlp(run.shape.ffn)
     return table.works(recompute=run.recompute)
 
 
@@ -121,7 +124,10 @@ class _Table:
         if not s.is_gpt:
             self.moved("rope", self.tokens * (heads + groups) * (s.rope_dim or d))
         self._ring(groups * d)
-        self._unfused(heads) if self.release.attention == "unfused" else self._flash(heads)
+        if self.release.attention == "unfused":
+            self._unfused(heads)
+        else:
+            self._flash(heads)
         self.linear("out", heads * d, s.hidden)
         self.leave_split()
         self.moved("residual", self.outside * s.hidden)
@@ -161,9 +167,10 @@ class _Table:
         self._grouped(op, 1, self.tokens if m is None else m, k, n, low)
 
     def _grouped(self, op: str, batch: int, m: float, k: float, n: float, low: bool = True) -> None:
-        dtype = self.run.precision if low and self.run.precision in LOW else self.run.dtype
+        low = low and self.run.precision in LOW
+        share, dtype = ("low", self.run.precision) if low else ("compute", self.run.dtype)
         for kernels, shape in ((self._f, (m, n, k)), (self._i, (m, k, n)), (self._w, (k, n, m))):
-            kernels.append(self._product("compute", op, dtype, (batch, *shape)))
+            kernels.append(self._product(share, op, dtype, (batch, *shape)))
         self._w.append(Kernel("memory", "accumulate", self.run.dtype, 0.0, self.release.accumulate_bytes * batch * k * n))
 
     def moved(self, op: str, elements: float, core: bool = False) -> None:
@@ -233,7 +240,9 @@ class _Table:
 
     def _product(self, share: str, op: str, dtype: str, shape: tuple[float, ...]) -> Kernel:
         batch, m, n, k = (max(1, round(x)) for x in shape)
-        share = "misaligned" if share == "attention" and self.shape.head_dim % ALIGNED else share
+        if share == "attention":  # short in one dim: bytes bind, or a share of peak, not the tiles of large products
+            share = "misaligned" if self.shape.head_dim % ALIGNED else share
+            return Kernel(share, f"attention.{op}", dtype, 2.0 * batch * m * n * k, float(batch * (m * k + k * n + m * n)) * self.width)
         nbytes = float(batch * (m * k + k * n + m * n)) * self.width
         return Kernel(share, op, dtype, 2.0 * batch * m * n * k, nbytes, (batch, m, n, k))
 
