@@ -170,15 +170,17 @@ def build(name: str, gpu: str, num_nodes: int, gpus_per_node: int, nic: Nic | No
     links: list[Link] = []
     for node in range(num_nodes):
         links += _node_links(node, gpus_per_node, profile, nic)
+    if "gemm_class" in profile:
+        assumed = (*assumed, f"GEMM times of {gpu}: {profile['gemm_class']}")
     about = {"collective": dict(profile["collective"]), "collectives": curves(gpu)}
     return Cluster(name, devices, tuple(links), about, assumed).check()
 
 
 def _device(rank: int, gpu: str, node: int, profile: Mapping[str, Any]) -> Device:
-    kept = ("num_sms", "gemm_tile", "hbm_share", "attention_share", "source", "measured_on")
+    kept = ("num_sms", "gemm_tile", "gemm_grid", "hbm_share", "attention_share", "source", "measured_on")
     return Device(
         rank, gpu, node, float(profile["memory_bytes"]), float(profile["usable_bytes"]), dict(profile["flops_per_s"]), float(profile["bytes_per_s"]),
-        float(profile["launch_s"]), {k: profile[k] for k in kept},
+        float(profile["launch_s"]), {k: profile[k] for k in kept if k in profile},
     )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ class CostModel:
     >>> from simulator.clusters import shorthand
     >>> cost = CostModel(shorthand("1x8xH100-SXM"))
     >>> round(cost.compute_s("linear", "bfloat16", 2 * 8192**3, 3 * 2 * 8192**2, (1, 8192, 8192, 8192)) * 1e3, 2)
-    1.36
+    1.59
     >>> cost.collective_s("all_reduce", 1 << 30, (0,))
     0.0
     """
@@ -79,6 +79,13 @@ class CostModel:
         if found is None:
             found = self._compute[key] = self._kernel_s(self.cluster.devices[rank], op, dtype, flops, nbytes, gemm) + self.runtime.launch_s
         return found
+
+    def floor_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...] = (), rank: int = 0) -> float:
+        """Seconds that this work does not go below however it is cut: a GEMM at the best rate of any shape, anything else as one kernel."""
+        if not gemm:
+            return self.compute_s(op, dtype, flops, nbytes, gemm, rank)
+        device = self.cluster.devices[rank]
+        return min(self.compute_s(op, dtype, flops, nbytes, gemm, rank), flops / self._gemm(device, dtype).best_rate)
 
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
@@ -203,9 +210,13 @@ class CostModel:
         return work.nbytes / self.cluster.devices[rank].bytes_per_s
 
 
+PEAK_DTYPE = {"fp8_block": "fp8"}
+"""Ways to compute that have the peak of a dtype: `fp8_block` scales by blocks."""
+
+
 def peak(device: Device, dtype: str) -> float:
     """Peak GEMM flops per second; ClusterError where the device has none for this dtype."""
-    rate = device.flops_per_s.get(dtype)
+    rate = device.flops_per_s.get(PEAK_DTYPE.get(dtype, dtype))
     if rate is None:
         raise ClusterError(f"{device.name} computes no {dtype}; it has {', '.join(device.flops_per_s)}: choose one of these with --dtype")
     return rate
