@@ -17,7 +17,7 @@ from planner.recipes.works import Kernels, Works
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 
-SHARES = ("compute", "low", "attention", "misaligned", "memory", "tp", "cp", "ep")
+SHARES = ("compute", "low", "attention", "misaligned", "memory", "link", "nic", "ep")
 """What a microbatch's seconds consist of, besides the gathers of fully sharded parameters."""
 
 PARTS = ("layer", "embedding", "head")
@@ -36,7 +36,7 @@ class Bill:
     `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions of
     fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there are
     `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
-    `reduce`, `gather` seconds of gradients and of parameters once a step, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the
+    `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the
     host issues in F and in I + W of a layer; `beside` 1 where the reduction hides behind the last backward; `nodes`.
     """
 
@@ -50,7 +50,6 @@ class Bill:
     stages: np.ndarray
     hop: np.ndarray
     reduce: np.ndarray
-    gather: np.ndarray
     update: np.ndarray
     host: np.ndarray
     host_backward: np.ndarray
@@ -113,13 +112,12 @@ class _Writer:
         again = 1.0 if run.recompute == "full" else 0.0
         slower = release.softmax_plain_host if plain else 1.0
         parts, ranks = self._pipeline()
-        reduce_s, gather_s = self._reduction(parts)
         scalars = {
-            "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(), "reduce": reduce_s, "gather": gather_s,
+            "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),
             "update": self._update_s(parts), "host": slower, "host_backward": slower * (release.host_backward + again),
             "beside": float(release.reduces_beside_backward), "nodes": run.num_nodes,
         }  # fmt: skip
-        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "parts": parts, "ranks": ranks, "idle": np.array(BUBBLES[run.schedule])}
+        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": np.array(BUBBLES[run.schedule])}
         return Bill(**{k: np.asarray([v], float) for k, v in (arrays | scalars).items()})
 
     # ---- a microbatch ----------------------------------------------------------------------------------------------------------------------------------
@@ -138,8 +136,15 @@ class _Writer:
     def _seconds(self, kernels: Kernels) -> list[float]:
         found = dict.fromkeys(SHARES, 0.0)
         for k in kernels:
-            found[k.share] += self._collective_s(k.share, k.op, k.nbytes) if k.share in works.AXES else self.cost.compute_s(k.op, k.dtype, k.flops, k.nbytes, k.gemm)
+            if k.share in works.AXES:
+                found["ep" if k.share == "ep" else self._crossed(k.share)] += self._collective_s(k.share, k.op, k.nbytes)
+            else:
+                found[k.share] += self.cost.compute_s(k.op, k.dtype, k.flops, k.nbytes, k.gemm)
         return list(found.values())
+
+    def _crossed(self, axis: str) -> str:
+        """`nic` where a group of the axis stands on several nodes, else `link`."""
+        return "nic" if self.groups[axis][-1] // self.run.gpus_per_node else "link"
 
     def _fsdp(self) -> np.ndarray:
         """[part, pass]: all-gather forward and backward, reduce-scatter with the weight gradients; nothing below ZeRO-3."""
@@ -201,17 +206,19 @@ class _Writer:
         tables = shape.vocab * shape.hidden * (2 if run.pp == 1 and not shape.tied else 1)
         return (layers * dense + tables) / run.tp, layers * experts
 
-    def _reduction(self, parts: np.ndarray) -> tuple[float, float]:
-        """Seconds of gradients and, where optimizer states are sharded, of gathering parameters; ZeRO-3 has both in its microbatches."""
+    def _reduction(self, parts: np.ndarray) -> np.ndarray:
+        """[inside nodes, between nodes] seconds of reducing gradients and, where optimizer states are sharded, of gathering parameters; ZeRO-3 has both in its
+        microbatches.
+        """
+        out = np.zeros(2)
         if self.run.zero == 3:
-            return 0.0, 0.0
+            return out
         kind = "reduce_scatter" if self.run.zero else "all_reduce"
-        reduce_s = gather_s = 0.0
         for axis, params in zip(("dp", "edp"), self._params(parts), strict=True):
             if params:
-                reduce_s += self._collective_s(axis, kind, params * self.release.grad_bytes)
-                gather_s += self._collective_s(axis, "all_gather", params * self.width) if self.run.zero else 0.0
-        return reduce_s, gather_s
+                out[int(self._crossed(axis) == "nic")] += self._collective_s(axis, kind, params * self.release.grad_bytes)
+                out[int(self._crossed(axis) == "nic")] += self._collective_s(axis, "all_gather", params * self.width) if self.run.zero else 0.0
+        return out
 
     def _update_s(self, parts: np.ndarray) -> float:
         dense, experts = self._params(parts)

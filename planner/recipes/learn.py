@@ -42,8 +42,10 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
 
 
 def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
-    """What is to be fitted of a study."""
-    return Problem(bill, seconds, member, study.common, study.own, (study.start,) * len(study.members), np.ones(len(seconds)))
+    """What is to be fitted of a study: its members weigh the same, however many runs each has."""
+    counts = np.bincount(member, minlength=len(study.members))
+    weight = len(seconds) / (np.count_nonzero(counts) * counts[member])
+    return Problem(bill, seconds, member, study.common, study.own, (study.start,) * len(study.members), weight)
 
 
 def spread_of(residuals: np.ndarray) -> float:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Times the bill's seconds: `compute` products of weights, `low` those in fp8 or less, `attention` its products or flash kernels, `misaligned` attention
-    products whose head size is no multiple of eight, `memory` memory-bound kernels, `tp`, `cp`, `ep`, `fsdp` their collectives, `hop` messages between stages,
-    `reduce` gradients and parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that slows what it hides behind. Seconds: `host_s` that the host needs for one
+    products whose head size is no multiple of eight, `memory` memory-bound kernels, `link` and `nic` collectives inside a node and between nodes,
+    `ep` all-to-alls, `fsdp` gathers and reductions of fully sharded parameters, `hop` messages between stages, `bubble` what a schedule leaves idle, `reduce` (times `link` or `nic`) gradients and
+    parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that slows what it hides behind. Seconds: `host_s` that the host needs for one
     layer's forward, `step_s` once a step. `straggle`: longer for every doubling of nodes.
     """
 
@@ -19,11 +20,12 @@ class Shares:
     attention: float = 1.0
     misaligned: float = 8.0
     memory: float = 1.0
-    tp: float = 1.0
-    cp: float = 1.0
+    link: float = 1.0
+    nic: float = 1.0
     ep: float = 1.0
     fsdp: float = 1.0
     hop: float = 0.5
+    bubble: float = 1.0
     reduce: float = 1.0
     update: float = 1.0
     beside: float = 0.3

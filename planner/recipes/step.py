@@ -43,11 +43,11 @@ def step(bill: Bill, shares: Shares) -> Step:
     bubble = ((idle * bill.ranks).sum(axis=1) - idle[n, slowest]) / bill.chunks
     backward = of_rank[n, slowest, 1:].sum(axis=1)
     late = 1.0 + shares.straggle * np.log2(np.maximum(bill.nodes, 1.0))
-    once = (bill.reduce + bill.gather) * shares.reduce
+    once = bill.reduce @ np.array([shares.link, shares.nic]) * shares.reduce
     shown = np.where(bill.beside > 0, np.maximum(once - backward, 0.0) + shares.beside * np.minimum(once, backward), once)
     crossed = np.where(bill.stages > 1, 2 * bill.hop * (bill.microbatches * bill.chunks + bill.stages / bill.chunks - 1), 0.0)
     return Step(
-        bill.microbatches * pace[n, slowest] * late, bubble * late, shares.hop * crossed, shown, bill.update * shares.update + shares.step_s
+        bill.microbatches * pace[n, slowest] * late, bubble * shares.bubble * late, shares.hop * crossed, shown, bill.update * shares.update + shares.step_s
     )  # fmt: skip
 
 
