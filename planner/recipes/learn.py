@@ -12,7 +12,7 @@ from planner.recipes.estimate import Priced
 from planner.recipes.fit import Problem, cross_validate, fit, predict
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
-from planner.recipes.study import Study, class_of, class_shares, studies, study_of
+from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies, study_of
 
 THIRDS = 3
 REPEATS = 3
@@ -42,9 +42,9 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
 
 
 def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
-    """What is to be fitted of a study: its members weigh the same, however many runs each has."""
-    counts = np.bincount(member, minlength=len(study.members))
-    weight = len(seconds) / (np.count_nonzero(counts) * counts[member])
+    """What is to be fitted of a study: its members weigh the same, however many runs each has, if they have enough."""
+    counts = np.maximum(np.bincount(member, minlength=len(study.members)), ENOUGH)
+    weight = len(seconds) / (len(np.unique(member)) * counts[member])
     return Problem(bill, seconds, member, study.common, study.own, (study.start,) * len(study.members), weight)
 
 

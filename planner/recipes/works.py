@@ -28,8 +28,8 @@ ALIGNED = 8
 
 
 class Kernel(NamedTuple):
-    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, attention,
-    misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share` is an axis.
+    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, grouped,
+    attention, misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share` is an axis.
     """
 
     share: str
@@ -168,7 +168,12 @@ class _Table:
 
     def _grouped(self, op: str, batch: int, m: float, k: float, n: float, low: bool = True) -> None:
         low = low and self.run.precision in LOW
-        share, dtype = ("low", self.run.precision) if low else ("compute", self.run.dtype)
+        share, dtype = ("low", self.release.low_as or self.run.precision) if low else ("compute", self.run.dtype)
+        share = "grouped" if op.startswith("expert") else share
+        if low:
+            forward, backward = self.release.moved["quantize"]
+            self._f.append(Kernel("memory", "quantize", self.run.dtype, 0.0, forward * batch * m * k))
+            self._i.append(Kernel("memory", "quantize", self.run.dtype, 0.0, backward * batch * m * n))
         for kernels, shape in ((self._f, (m, n, k)), (self._i, (m, k, n)), (self._w, (k, n, m))):
             kernels.append(self._product(share, op, dtype, (batch, *shape)))
         self._w.append(Kernel("memory", "accumulate", self.run.dtype, 0.0, self.release.accumulate_bytes * batch * k * n))
