@@ -13,6 +13,7 @@ from planner.recipes.fit import Problem, cross_validate, fit, predict
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
 from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies, study_of
+from planner.recipes.works import LOW
 
 THIRDS = 3
 REPEATS = 3
@@ -38,7 +39,7 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
         crossed[which] = _thirds(problem)
         left[which] = _sizes(problem, [runs[i] for i in which])
         members |= _members(study, problem, shares, crossed[which], left[which], [runs[i] for i in which])
-    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, seconds, crossed, left)}
+    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
 
 
 def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
@@ -100,16 +101,37 @@ def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: 
     return out
 
 
-def _families(runs: Sequence[Run], seconds: np.ndarray, crossed: np.ndarray, left: np.ndarray) -> dict[str, Any]:
-    """Errors of runs that were left out, by family."""
-    out = {}
-    for family in dict.fromkeys(run.family for run in runs):
-        mine = np.array([i for i, run in enumerate(runs) if run.family == family and not np.isnan(crossed[i])])
-        if len(mine):
-            out[family] = {"thirds": errors(crossed[mine])}
-            if not np.isnan(left[mine]).any():
-                out[family]["sizes"] = errors(left[mine])
+def _families(runs: Sequence[Run], crossed: np.ndarray, left: np.ndarray) -> dict[str, Any]:
+    """Errors of runs that were left out, by family and by its parts."""
+    out: dict[str, Any] = {}
+    for family, parts in parts_of(runs).items():
+        out[family] = {"parts": {}}
+        for part, mine in parts.items():
+            known = np.array([i for i in mine if not np.isnan(crossed[i])], int)
+            if len(known):
+                found = {"runs": len(mine), "thirds": errors(crossed[known])}
+                if not np.isnan(left[known]).any():
+                    found["sizes"] = errors(left[known])
+                out[family]["parts"][part] = found
     return out
+
+
+PARTS: Mapping[str, Callable[[Run], str]] = {
+    "experts": lambda run: "with experts" if run.shape.experts else "dense",
+    "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
+    "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+}
+"""By what the runs of a family are told apart where they differ in it."""
+
+
+def parts_of(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
+    """Numbers of the runs by family and part; the part "all" has all of a family."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for i, run in enumerate(runs):
+        of = out.setdefault(run.family, {"all": []})
+        for part in ("all", *(tell(run) for tell in PARTS.values())):
+            of.setdefault(part, []).append(i)
+    return {f: {"all": of["all"], **{p: which for p, which in of.items() if len(which) < len(of["all"])}} for f, of in out.items()}
 
 
 # ---- classes -------------------------------------------------------------------------------------------------------------------------------------------

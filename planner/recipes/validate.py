@@ -15,7 +15,6 @@ import numpy as np
 
 from planner.recipes.estimate import Estimate, Estimator, Priced, told
 from planner.recipes.rows import Entry, read_runs
-from planner.recipes.run import Run
 from planner.recipes.study import fits, fitted
 
 TABLES = ("runs.csv", "one_node.csv", "frameworks.csv")
@@ -57,11 +56,7 @@ def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
     found = told(fitted(run), priced.bill.take(np.array([i])))
     error = found.step_s / run.measured_s - 1 if run.measured_s else None
     band = {"low_s": found.low_s, "high_s": found.high_s, "basis": found.basis}
-    return {**out, "predicted": found.step_s, "error": error, "band": band, "assumed": list(run.assumed), "flag": _flag(run)}
-
-
-def _flag(run: Run) -> str:
-    return run.flag
+    return {**out, "predicted": found.step_s, "error": error, "band": band, "assumed": list(run.assumed), "flag": run.flag}
 
 
 def _family(family: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -74,7 +69,7 @@ def _family(family: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median_ape": float(np.median(off)) if len(off) else None, "worst": max((r["error"] for r in told_rows), key=abs, default=None),
         "spearman": spearman([r["predicted"] for r in told_rows], [r["measured"] for r in told_rows]),
         "memory_mape": float(np.mean(memory)) if memory else None, "in_band": float(np.mean(inside)) if inside else None,
-        "left_out": fits()["families"].get(family),
+        "left_out": fits()["families"].get(family, {}).get("parts", {}).get("all"),
     }  # fmt: skip
 
 
