@@ -79,7 +79,8 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained,
+        "cuts": tuple(sorted({s.first for s in plan.stages})), "loss": joint.graph.outputs[0],
     }  # fmt: skip
     return share(Program(plan.model, firings(plan), tuple(actors), tuple(registers), orders, meta), passes)
 

@@ -98,6 +98,7 @@ class _Placer:
         self.wide = DTYPE_BYTES[plan.dtype] < 4
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
+        self.joins = "comm.copies" if plan.copies > 1 else "comm.tied"
         self.num_tasks = 0
         self.to_add: dict[int, list[tuple[Node, str, str]]] = {}
         self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
@@ -403,7 +404,7 @@ class _Placer:
         if len(users) > 1:
             name = self._value(stage, whole, state, "end", clock="step", memory="gradient")
             self._task(
-                stage, "end", "join", "all_reduce", f"{name}.tie", reads=(total,), writes=(name,), peers=tuple(users), queue="comm.tied", phase="U",
+                stage, "end", "join", "all_reduce", f"{name}.tie", reads=(total,), writes=(name,), peers=tuple(users), queue=self.joins, phase="U",
                 origin=spec.name,
             )  # fmt: skip
             total = name
@@ -479,7 +480,7 @@ class _Placer:
             return have
         name = self._value(stage, tensor, self._site(stage).values[have].nd, "end", clock="step", memory="buffer")
         peers = tuple(self.plan.stage_of(like.layer, copy) for copy in range(self.plan.copies))
-        self._task(stage, "end", "join", "all_reduce", f"{tensor.name}.join", reads=(have,), writes=(name,), peers=peers, queue="comm.tied", phase="U")
+        self._task(stage, "end", "join", "all_reduce", f"{tensor.name}.join", reads=(have,), writes=(name,), peers=peers, queue=self.joins, phase="U")
         return name
 
 
