@@ -105,7 +105,8 @@ def check_schedule(plan: Plan) -> None:
     if num_chunks * len(sites) * plan.copies != len(plan.stages):
         raise PlanError(f"{len(plan.stages)} stages on {len(sites)} pipeline ranks: give every rank the same number of stages")
     if plan.copies != chosen.copies:
-        raise PlanError(f"schedule `{plan.schedule}` runs {_times(chosen.copies)} through the layers; the stages of the plan go {_times(plan.copies)} through them")
+        ours, theirs = _times(plan.copies), _times(chosen.copies)
+        raise PlanError(f"schedule `{plan.schedule}` runs {theirs} through the layers; the stages of the plan go {ours} through them")
     if chosen.num_chunks(num_chunks) != num_chunks:
         raise PlanError(f"schedule `{plan.schedule}` puts {chosen.num_chunks(num_chunks)} stages on a rank; the plan puts {num_chunks}")
     chosen.legal(len(sites), plan.num_microbatches, num_chunks)
