@@ -175,7 +175,7 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         assumed.append(f"width of the MLP not given: {ffn}")
     mla = known["mla"] if arch == "moe-mla" else {}
     head_dim = int(mla.get("head_dim") or row.get("head_dim") or hidden // heads)
-    dense = known["dense_layers"].get(arch, {}) if layers > DENSE_FROM else {}
+    dense = known["dense_layers"].get(arch, {})
     if mla:
         assumed.append(f"ranks of the latent attention not given: {mla['q_rank']} and {mla['kv_rank']}, {mla['source']}")
     return Shape(
@@ -184,10 +184,6 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         dense_layers=int(dense.get(str(layers), dense.get("default", 0))), q_rank=mla.get("q_rank", 0), kv_rank=mla.get("kv_rank", 0),
         rope_dim=mla.get("rope_dim", 0),
     )  # fmt: skip
-
-
-DENSE_FROM = 8
-"""Models cut down to fewer layers than this are cut to layers with experts alone."""
 
 
 def _measured(run: Run, row: Row) -> Run:
