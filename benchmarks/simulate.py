@@ -1,6 +1,6 @@
 """How quickly a run is foretold: GPT-3 175B on 1,024 A100, tp 8 pp 16 dp 8, by the closed form and order by order; one core, CPU seconds.
 
-Layouts that have not been seen before (another microbatch, another split) are told apart from the same one again: their products and collectives are priced anew.
+Layouts not seen before (another microbatch, another recomputation) are told apart from the same one again: their products are priced anew.
 Writes `benchmarks/results/DATE-simulate.json` and exits with 1 where a claim does not hold: an estimate in 2 ms, a simulation in 50 ms, both after loading.
 Usage: OPENBLAS_NUM_THREADS=1 python benchmarks/simulate.py
 """

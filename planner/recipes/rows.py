@@ -176,7 +176,7 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         assumed.append(f"width of the MLP not given: {ffn}")
     mla = known["mla"] if arch == "moe-mla" else {}
     head_dim = int(mla.get("head_dim") or row.get("head_dim") or hidden // heads)
-    dense = known["dense_layers"].get(arch, {}) if layers > DENSE_FROM else {}
+    dense = known["dense_layers"].get(arch, {})
     if mla:
         assumed.append(f"ranks of the latent attention not given: {mla['q_rank']} and {mla['kv_rank']}, {mla['source']}")
     return Shape(
@@ -190,10 +190,6 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
 
 def _by(table: Mapping[str, int], key: int) -> int:
     return int(table.get(str(key), table.get("default", 0)))
-
-
-DENSE_FROM = 8
-"""Models cut down to fewer layers than this are cut to layers with experts alone."""
 
 
 def _measured(run: Run, row: Row) -> Run:

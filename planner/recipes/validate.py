@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ir.errors import HeadraceError
+from ir.units import GIB
+from planner.recipes import memory
 from planner.recipes.estimate import Estimate, Estimator, Priced, told
 from planner.recipes.rows import Entry, read_runs
+from planner.recipes.run import Run
 from planner.recipes.study import fits, fitted
 
 TABLES = ("runs.csv", "one_node.csv", "frameworks.csv")
@@ -49,7 +53,7 @@ def estimates(priced: Priced) -> list[Estimate]:
 def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
     nothing = {"measured": None, "predicted": None, "error": None, "band": None, "memory_measured_gb": None, "memory_predicted_gb": None}
     run = priced.runs[i] if i is not None else e.run
-    known = {"measured": run.measured_s, "memory_measured_gb": run.memory_gib} if run is not None else {}
+    known = {"measured": run.measured_s, "memory_measured_gb": run.memory_gib, "memory_predicted_gb": _peak_gib(run)} if run is not None else {}
     out = {"id": e.id, "family": e.family, "covered": i is not None, **nothing, **known}
     if i is None or run is None:
         return {**out, "reason": priced.left_out.get(e.id, e.reason)}
@@ -57,6 +61,14 @@ def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
     error = found.step_s / run.measured_s - 1 if run.measured_s else None
     band = {"low_s": found.low_s, "high_s": found.high_s, "basis": found.basis}
     return {**out, "predicted": found.step_s, "error": error, "band": band, "assumed": list(run.assumed), "flag": run.flag}
+
+
+def _peak_gib(run: Run) -> float | None:
+    """GiB that the fullest rank of a run needs; None where the ledger does not know its release, its GPU or its schedule."""
+    try:
+        return memory.ledger(run).peak_bytes / GIB
+    except HeadraceError:
+        return None
 
 
 def _family(family: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

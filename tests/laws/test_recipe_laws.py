@@ -118,7 +118,7 @@ def test_the_closed_form_is_near_the_exact_times_of_a_runs_orders(name: str) -> 
     assert run is not None
     bill, shares = Pricer().bill(run), replace(fitted(run).shares, hop=0.0)
     found = timetable(run, bill, shares)
-    assert float(step(bill, shares).total[0]) == pytest.approx(found.step_s, rel=0.015)
+    assert float(step(bill, shares).total[0]) == pytest.approx(found.step_s, rel=0.02)
     assert len(found.start_s) == run.pp
     assert max(found.end_s) <= found.step_s + max(found.start_s)
 
