@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,8 +16,9 @@ from planner.recipes.run import Run
 from planner.recipes.works import Kernels, Works
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
+from simulator.profile import gpu_profile
 
-SHARES = ("compute", "low", "attention", "misaligned", "memory", "link", "nic", "ep")
+SHARES = ("compute", "low", "grouped", "attention", "misaligned", "memory", "link", "nic", "ep")
 """What a microbatch's seconds consist of, besides the gathers of fully sharded parameters."""
 
 PARTS = ("layer", "embedding", "head")
@@ -26,19 +27,19 @@ BUBBLES = {
     "none": (1.0, 1.0, 1.0), "gpipe": (1.0, 1.0, 1.0), "1f1b": (1.0, 1.0, 1.0), "interleaved": (1.0, 1.0, 1.0), "zb-1p": (1.0, 1.0, -1.0),
     "zb-2p": (1.0, 1.0, -2.0), "zb-v": (1.0, 1.0, -2.0),
 }  # fmt: skip
-"""Seconds of F, I and W of every rank but one that a schedule leaves idle: the bubbles of 1F1B, ZB-H1 and ZB-H2 (arXiv:2401.10241, section 2); never below 0."""
+"""Seconds of F, I and W of every rank but one that a schedule leaves idle: bubbles of 1F1B, ZB-H1 and ZB-H2 (arXiv:2401.10241, section 2); never below 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
     """Seconds of runs, priced with shares of 1. Arrays have one row a run [n], the same for every field, so that a fit takes all of them at once.
 
-    `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions of
-    fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there are
-    `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
-    `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the
-    host issues in F and in I + W of a layer; `beside` 1 where the reduction hides behind the last backward; `nodes`.
-    """
+    `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions
+    of fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there
+    are `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
+    `split` 1 where collectives of `link` hide behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between
+    them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and in I + W of a layer; `beside` 1 where the
+    reduction hides behind the last backward; `nodes`."""
 
     seconds: np.ndarray
     fsdp: np.ndarray
@@ -54,6 +55,7 @@ class Bill:
     host: np.ndarray
     host_backward: np.ndarray
     beside: np.ndarray
+    split: np.ndarray
     nodes: np.ndarray
 
     def __len__(self) -> int:
@@ -87,22 +89,23 @@ class Pricer:
 
 
 def cluster_name(run: Run) -> str:
-    """The run's machine as a shorthand."""
-    return f"{run.num_nodes}x{run.gpus_per_node}x{run.gpu}" + (f"@{run.nic}" if run.nic and run.num_nodes > 1 else "")
+    """The run's machine as a shorthand; InputError where its GPU is not known."""
+    return f"{run.num_nodes}x{run.gpus_per_node}x{gpu_profile(run.gpu)[0]}" + (f"@{run.nic}" if run.nic and run.num_nodes > 1 else "")
 
 
 def _release(run: Run) -> Release:
     found = release_of(run.release)
     if found is None:
         raise InputError(f"run `{run.id}`: release `{run.release}` has no profile; add one to simulator/profiles/runtimes")
-    return found
+    return found.with_options(run.options)
 
 
 class _Writer:
     def __init__(self, run: Run, release: Release, cost: CostModel) -> None:
         if run.schedule not in BUBBLES:
             raise InputError(f"run `{run.id}`: schedule `{run.schedule}` has no closed form; known are {', '.join(BUBBLES)}")
-        self.run, self.release, self.cost = run, release, cost
+        self.run = replace(run, sp=run.sp or (release.always_sp and run.tp > 1), zero=max(run.zero, release.least_zero))
+        self.release, self.cost = release, cost
         self.width = DTYPE_BYTES[run.dtype]
 
     def bill(self) -> Bill:
@@ -115,9 +118,10 @@ class _Writer:
         scalars = {
             "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),
             "update": self._update_s(parts), "host": slower, "host_backward": slower * (release.host_backward + again),
-            "beside": float(release.reduces_beside_backward), "nodes": run.num_nodes,
+            "beside": float(release.reduces_beside_backward), "split": float(release.splits_link), "nodes": run.num_nodes,
         }  # fmt: skip
-        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": np.array(BUBBLES[run.schedule])}
+        idle = np.array(BUBBLES[run.schedule])
+        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": idle}
         return Bill(**{k: np.asarray([v], float) for k, v in (arrays | scalars).items()})
 
     # ---- a microbatch ----------------------------------------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ class _Writer:
     def _fsdp(self) -> np.ndarray:
         """[part, pass]: all-gather forward and backward, reduce-scatter with the weight gradients; nothing below ZeRO-3."""
         out = np.zeros((3, 3))
-        if self.run.zero < 3:
+        if not self._gathers:
             return out
         shape, run = self.run.shape, self.run
         layer = shape.num_params - shape.vocab * shape.hidden * (1 if shape.tied else 2)
@@ -161,6 +165,11 @@ class _Writer:
         return out
 
     # ---- ranks -----------------------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether parameters are gathered in every pass."""
+        return self.run.zero == 3 and (self.run.pp == 1 or self.release.gathers_every_pass)
 
     def _collective_s(self, axis: str, kind: str, nbytes: float) -> float:
         return self.cost.collective_s(kind, nbytes, self.groups[axis])
@@ -211,7 +220,7 @@ class _Writer:
         microbatches.
         """
         out = np.zeros(2)
-        if self.run.zero == 3:
+        if self._gathers:
             return out
         kind = "reduce_scatter" if self.run.zero else "all_reduce"
         for axis, params in zip(("dp", "edp"), self._params(parts), strict=True):

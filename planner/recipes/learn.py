@@ -12,7 +12,8 @@ from planner.recipes.estimate import Priced
 from planner.recipes.fit import Problem, cross_validate, fit, predict
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
-from planner.recipes.study import Study, class_of, class_shares, studies, study_of
+from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies, study_of
+from planner.recipes.works import LOW
 
 THIRDS = 3
 REPEATS = 3
@@ -33,18 +34,18 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
         progress(f"{study.name}: {len(which)} runs")
         if not len(which):
             continue
-        problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))  # type: ignore[index]
+        problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))
         shares = fit(problem)
         crossed[which] = _thirds(problem)
         left[which] = _sizes(problem, [runs[i] for i in which])
         members |= _members(study, problem, shares, crossed[which], left[which], [runs[i] for i in which])
-    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, seconds, crossed, left)}
+    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
 
 
 def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
-    """What is to be fitted of a study: its members weigh the same, however many runs each has."""
-    counts = np.bincount(member, minlength=len(study.members))
-    weight = len(seconds) / (np.count_nonzero(counts) * counts[member])
+    """What is to be fitted of a study: its members weigh the same, however many runs each has, if they have enough."""
+    counts = np.maximum(np.bincount(member, minlength=len(study.members)), ENOUGH)
+    weight = len(seconds) / (len(np.unique(member)) * counts[member])
     return Problem(bill, seconds, member, study.common, study.own, (study.start,) * len(study.members), weight)
 
 
@@ -79,7 +80,8 @@ def _sizes(problem: Problem, runs: Sequence[Run]) -> np.ndarray:
     models = sorted({run.model for run in runs})
     if len(models) < 2:
         return np.full(len(runs), np.nan)
-    return np.log(cross_validate(problem, np.array([models.index(run.model) for run in runs])) / problem.measured_s)
+    off: np.ndarray = np.log(cross_validate(problem, np.array([models.index(run.model) for run in runs])) / problem.measured_s)
+    return off
 
 
 def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: np.ndarray, left: np.ndarray, runs: Sequence[Run]) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: 
         start = study.start
         values = {name: round(getattr(shares[k], name), 6) for name in (*study.common, *study.own)}
         out[str(member)] = {
-            "study": study.name, "runs": len(mine), "families": sorted({runs[i].family for i in mine}),
+            "study": study.name, "runs": len(mine), "families": sorted({runs[int(i)].family for i in mine}),
             "shares": {**{k: v for k, v in study.expected.items() if k not in values}, **values}, "expected": {n: getattr(start, n) for n in values},
             "band": round(spread_of(crossed[mine]), 4),
             **({"inside": errors(inside[mine]), "thirds": errors(crossed[mine])} if len(mine) else {}),
@@ -100,16 +102,37 @@ def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: 
     return out
 
 
-def _families(runs: Sequence[Run], seconds: np.ndarray, crossed: np.ndarray, left: np.ndarray) -> dict[str, Any]:
-    """Errors of runs that were left out, by family."""
-    out = {}
-    for family in dict.fromkeys(run.family for run in runs):
-        mine = np.array([i for i, run in enumerate(runs) if run.family == family and not np.isnan(crossed[i])])
-        if len(mine):
-            out[family] = {"thirds": errors(crossed[mine])}
-            if not np.isnan(left[mine]).any():
-                out[family]["sizes"] = errors(left[mine])
+def _families(runs: Sequence[Run], crossed: np.ndarray, left: np.ndarray) -> dict[str, Any]:
+    """Errors of runs that were left out, by family and by its parts."""
+    out: dict[str, Any] = {}
+    for family, parts in parts_of(runs).items():
+        out[family] = {"parts": {}}
+        for part, mine in parts.items():
+            known = np.array([i for i in mine if not np.isnan(crossed[i])], int)
+            if len(known):
+                found = {"runs": len(mine), "thirds": errors(crossed[known])}
+                if not np.isnan(left[known]).any():
+                    found["sizes"] = errors(left[known])
+                out[family]["parts"][part] = found
     return out
+
+
+PARTS: Mapping[str, Callable[[Run], str]] = {
+    "experts": lambda run: "with experts" if run.shape.experts else "dense",
+    "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
+    "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+}
+"""By what the runs of a family are told apart where they differ in it."""
+
+
+def parts_of(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
+    """Numbers of the runs by family and part; the part "all" has all of a family."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for i, run in enumerate(runs):
+        of = out.setdefault(run.family, {"all": []})
+        for part in ("all", *(tell(run) for tell in PARTS.values())):
+            of.setdefault(part, []).append(i)
+    return {f: {"all": of["all"], **{p: which for p, which in of.items() if len(which) < len(of["all"])}} for f, of in out.items()}
 
 
 # ---- classes -------------------------------------------------------------------------------------------------------------------------------------------
@@ -121,15 +144,35 @@ def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Cal
     kinds = np.array([class_of(run.gpu) for run in runs])
     for kind in (*dict.fromkeys(k for k in kinds if k), "all"):
         mine = np.arange(len(runs)) if kind == "all" else np.flatnonzero(kinds == kind)
-        family = np.array([source_of(runs[i]) for i in mine])
+        family = np.array([source_of(runs[int(i)]) for i in mine])
         progress(f"class {kind}: {len(mine)} runs of {len(set(family))} families")
         problem = _pooled(bill.take(mine), seconds[mine], family)
         names = sorted(set(family))
         off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
-        band = _equal_spread([off[family == name] for name in names])
-        by_family = {name: errors(off[family == name]) for name in names}
-        out[kind] = {"runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "families": by_family}
+        units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
+        parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
+        band, levelled = _equal_spread(list(parts.values())), [one_fixes_level(part) for part in parts.values()]
+        by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
+        out[kind] = {
+            "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
+            "families": by_family,
+        }  # fmt: skip
     return out
+
+
+def one_fixes_level(off: np.ndarray) -> np.ndarray:
+    """Logarithms of a family's errors once one of its runs has fixed the level: of every other run, for each run that could have been the one.
+
+    >>> one_fixes_level(np.array([0.3, 0.3, 0.4])).round(1).tolist()
+    [0.0, 0.1, 0.0, 0.1, -0.1, -0.1]
+    """
+    rest = off[None, :] - off[:, None]
+    left: np.ndarray = rest[~np.eye(len(off), dtype=bool)]
+    return left
+
+
+def _mean(off: np.ndarray) -> float:
+    return round(float(100 * np.abs(np.expm1(off)).mean()), 2) if len(off) else 0.0
 
 
 def source_of(run: Run) -> str:
@@ -145,8 +188,8 @@ def _pooled(bill: Bill, seconds: np.ndarray, family: np.ndarray) -> Problem:
 
 def _equal_spread(by_family: Sequence[np.ndarray]) -> float:
     """`spread_of`, each family weighing the same."""
-    off = np.concatenate([np.abs(f) for f in by_family])
-    weight = np.concatenate([np.full(len(f), 1.0 / len(f)) for f in by_family])
+    off = np.concatenate([np.abs(f) for f in by_family if len(f)])
+    weight = np.concatenate([np.full(len(f), 1.0 / len(f)) for f in by_family if len(f)])
     order = np.argsort(off)
     reached = np.cumsum(weight[order]) / weight.sum()
     return float(off[order][np.searchsorted(reached, COVERED)])

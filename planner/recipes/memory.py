@@ -6,7 +6,7 @@
 ...           release="Megatron-LM 2021")
 >>> found = ledger(run)
 >>> print(found.peak_rank, found.peak_at, f"{found.peak_bytes / 2**30:.1f} GiB", found.fits)
-0 backward of the first microbatch, 8 of 8 in flight 63.3 GiB yes
+0 backward of the first microbatch, 8 of 64 in flight 54.3 GiB yes
 >>> sum(found.by_class.values()) == found.peak_bytes
 True
 """
@@ -41,12 +41,14 @@ class Holding:
     """What a release keeps: the few figures beyond tensors that are counted. `simulator/profiles/ledgers.json`, one entry a release.
 
     Bytes for each parameter: `param` in the dtype of the products, `grad` accumulated, `state` master copy and optimizer. With `zero` 1 states are split over
-    the replicas, with 2 gradients, with 3 parameters, which are then gathered unit by unit: `units` of them at once.
-    `hops`: tensors of the hidden size that a pipeline stage keeps for each microbatch in flight, beside what its layers keep. `logits`: bytes for each logit at the loss. `flight`: microbatches in flight over what the schedule's orders keep. `slack`: what the allocator holds for
-    one byte of activations. `rerun`: the same for what a recomputed layer holds. `fixed_gib`: context and workspaces, where what was measured counts
-    them, and `group_gib` for every axis along which devices communicate. `whole_in_pipeline`: with a pipeline, parameters of
-    ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor parallelism is always with sequence parallelism.
-    `planned`: memory is planned before the run, so that nothing is held longer than it is read. `band`: the relative error of rows left out, nine of ten.
+    the replicas, with 2 gradients, with 3 parameters, which are then gathered unit by unit: `units` of them at once. `hops`: tensors of the hidden size that a
+    pipeline stage keeps for each microbatch in flight, beside what its layers keep. `logits`: bytes for each logit at the loss. `flight`: microbatches in
+    flight over what the schedule's orders keep. `slack`: what the allocator holds for one byte of activations. `rerun`: the same for what a recomputed layer
+    holds. `weight`: bytes for each element of the largest weight while its gradient is computed. `fixed_gib`: context and workspaces, where what was measured
+    counts them, and `group_gib` for every axis along which devices communicate. `keeps`: `tensors`, as fused kernels do, or `eager`. `whole_in_pipeline`: with
+    a pipeline, parameters of ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor parallelism is always with
+    sequence parallelism. `planned`: memory is planned before the run, so that nothing is held longer than it is read. `band`: the relative error of rows that
+    were left out, nine of ten.
     """
 
     releases: tuple[str, ...]
@@ -129,8 +131,8 @@ def holdings() -> tuple[Holding, ...]:
 
 
 def _holding(entry: Mapping[str, Any], default: Mapping[str, Any]) -> Holding:
-    known = {**default, **entry}
-    return Holding(**{f.name: tuple(known[f.name]) if f.name == "releases" else known[f.name] for f in fields(Holding)})
+    said: dict[str, Any] = {**default, **entry, "releases": tuple(entry["releases"])}
+    return Holding(**{f.name: said[f.name] for f in fields(Holding)})
 
 
 def known(run: Run) -> bool:
@@ -139,7 +141,7 @@ def known(run: Run) -> bool:
 
 
 def ledger(run: Run, holding: Holding | None = None, usable_bytes: float | None = None) -> MemoryLedger:
-    """The ledger of a run; `usable_bytes` where the GPU is another one than the profile's. InputError where the release, the GPU or the schedule is not known."""
+    """The ledger of a run; `usable_bytes` where the GPU offers something else than its profile says. InputError where release, GPU or schedule is not known."""
     holding = holding or holding_of(run.release)
     usable = float(gpu_profile(run.gpu)[1]["usable_bytes"]) if usable_bytes is None else usable_bytes
     writer = _Writer(run, holding)
@@ -171,7 +173,6 @@ class _Writer:
         again = max((saved(keeps, "none") - saved(keeps, mode) for _, keeps in kinds), default=0.0)
         tokens = run.mbs * run.seq / run.cp
         hidden = tokens * run.shape.hidden * self.width / (run.tp if run.sp else 1)
-        logits = h.logits * tokens * run.shape.vocab / run.tp if is_last else 0.0
         held = self._static(dense, expert, is_first, is_last) | {
             "activations": h.slack * flight * stored,
             "hops": h.hops * flight * hidden if run.pp > 1 else 0.0,
@@ -240,7 +241,7 @@ def groups_of(run: Run) -> tuple[str, ...]:
 
 
 def largest_weight(run: Run) -> float:
-    """Elements of the largest weight of a layer on one device: the MLP's first product, gate and value together; an expert's counts once for each on the device."""
+    """Elements of the largest weight of a layer on one device: the MLP's first product, gate and value together, or that of one expert."""
     shape = run.shape
     parts = 2 if shape.gated else 1
     dense = parts * shape.hidden * shape.ffn / run.tp if shape.layers > shape.num_expert_layers else 0.0

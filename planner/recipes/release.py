@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -18,12 +18,14 @@ class Release:
     """One file of `simulator/profiles/runtimes`; a file may name another that it is `like` and then says only what differs.
 
     `attention`: `unfused` (scores are written to memory) or `flash`. `moved`: bytes that a memory-bound operator moves for every element of its output, forward
-    and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most `softmax_max_seq`,
-    `softmax_plain` what runs elsewhere, `softmax_plain_host` times the host's time. `causal`: the share of all pairs that attention computes.
-    `flash_backward`: products of its backward over those of its forward. `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`: that the
-    optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter, every microbatch.
+    and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most
+    `softmax_max_seq`, `softmax_plain` what runs elsewhere, `softmax_plain_host` times the host's time. `causal`: the share of all pairs that attention
+    computes. `flash_backward`: products of its backward over those of its forward. `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`:
+    that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter, every microbatch.
     `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward over that in a forward.
-    """
+    `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not. `splits_link`: tensor-parallel
+    collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own). `gathers_every_pass`: parameters of
+    ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word."""
 
     name: str
     releases: tuple[str, ...]
@@ -39,7 +41,22 @@ class Release:
     accumulate_bytes: float
     reduces_beside_backward: bool
     host_backward: float
+    always_sp: bool = False
+    least_zero: int = 0
+    splits_link: bool = False
+    low_as: str = ""
+    gathers_every_pass: bool = True
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""
+
+    def with_options(self, words: tuple[str, ...]) -> Release:
+        """The release as it runs with these options; words that change nothing are passed over."""
+        found = self
+        for word in words:
+            change = dict(self.options.get(word, {}))
+            if change:
+                found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
+        return found
 
     def fuses_softmax(self, batch: int, seq: int) -> bool:
         """Whether the fused kernel takes `batch` = heads x mbs of a rank."""
@@ -77,5 +94,8 @@ def _merged(name: str) -> dict[str, Any]:
 
 def _release(name: str) -> Release:
     facts = {k: v for k, v in _merged(name).items() if k in Release.__dataclass_fields__}
-    moved = {op: (float(f), float(b)) for op, (f, b) in facts["moved"].items()}
-    return Release(**{**facts, "name": name, "releases": tuple(facts["releases"]), "moved": moved})
+    return Release(**{**facts, "name": name, "releases": tuple(facts["releases"]), "moved": _moved(facts["moved"])})
+
+
+def _moved(table: Mapping[str, Any]) -> dict[str, Passes]:
+    return {op: (float(forward), float(backward)) for op, (forward, backward) in table.items()}

@@ -86,9 +86,10 @@ def published_run(row: Row) -> Run:
     assumed: list[str] = []
     shape = _shape(row, assumed)
     recompute = _recompute(row, assumed)
-    mbs, vpp = _assumed_one(row, "mbs", "microbatch size", assumed), _assumed_one(row, "vpp", "virtual stages", assumed)
     num_gpus, pp = _count(row, "n_gpus"), _count(row, "pp")
     schedule = SCHEDULES.get(row["schedule"].lower(), row["schedule"].lower())
+    chunks = 2 if schedule == "interleaved" and "assume" not in row.get("flag", "") else 1
+    mbs, vpp = _or_assumed(row, "mbs", "microbatch size", 1, assumed), _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
     run = Run(
         row["id"], row["family"], row["model"], shape, seq=_count(row, "seq"), gpu=row["gpu"], num_gpus=num_gpus, tp=_count(row, "tp"), pp=pp,
         dp=_count(row, "dp"), cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=_count(row, "gbs"),
@@ -180,10 +181,15 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         assumed.append(f"ranks of the latent attention not given: {mla['q_rank']} and {mla['kv_rank']}, {mla['source']}")
     return Shape(
         arch, layers, hidden, heads, int(row.get("kv_heads") or heads), head_dim, ffn, vocab, gated=row.get("gated") == "1", tied=arch == "gpt",
-        experts=experts, topk=int(row.get("topk") or 0), moe_ffn=int(row.get("moe_ffn") or 0), shared_experts=int(known["shared_experts"].get(arch, 0)),
-        dense_layers=int(dense.get(str(layers), dense.get("default", 0))), q_rank=mla.get("q_rank", 0), kv_rank=mla.get("kv_rank", 0),
+        experts=experts, topk=int(row.get("topk") or 0), moe_ffn=int(row.get("moe_ffn") or 0),
+        shared_experts=_by(known["shared_experts"].get(arch, {}), experts),
+        dense_layers=_by(dense, layers), q_rank=mla.get("q_rank", 0), kv_rank=mla.get("kv_rank", 0),
         rope_dim=mla.get("rope_dim", 0),
     )  # fmt: skip
+
+
+def _by(table: Mapping[str, int], key: int) -> int:
+    return int(table.get(str(key), table.get("default", 0)))
 
 
 def _measured(run: Run, row: Row) -> Run:
@@ -218,11 +224,11 @@ def _recompute(row: Row, assumed: list[str]) -> str:
     return next((word for word in ("selective", "full", "none") if text.startswith(word)), text)
 
 
-def _assumed_one(row: Row, column: str, what: str, assumed: list[str]) -> int:
+def _or_assumed(row: Row, column: str, what: str, value: int, assumed: list[str]) -> int:
     if row.get(column):
         return _count(row, column)
-    assumed.append(f"{what} not given: 1 assumed")
-    return 1
+    assumed.append(f"{what} not given: {value} assumed")
+    return value
 
 
 def _has_short_ends(layers: int, stages: int) -> bool:

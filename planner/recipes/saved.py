@@ -23,25 +23,30 @@ LSE_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Tensors of one layer: (name, bytes, part), part `input` of the layer's input, `core` of what is between the products of attention, `product` of results of
-    products that selective recomputation by operator keeps, `only-selective` of those that are kept by it alone.
+    """Tensors of one layer: (name, bytes, part). Parts: `input`, the layer's; `core`, between the products of attention; `product`, results of products that
+    recomputation by operator keeps, and `only-selective` those that nothing else keeps.
     """
 
     tensors: tuple[tuple[str, float, str], ...]
 
     @classmethod
     def of(cls, run: Run, attention: str, keeps: str = "tensors", experts: bool = False) -> Saved:
-        """The table of a layer without or with experts. `attention`: `unfused` or `flash`. `keeps`: `tensors` as fused kernels do, `eager` with what unfused norms, gates and rotary
-        positions keep as well.
+        """The table of a layer without or with experts. `attention`: `unfused` or `flash`. `keeps`: `tensors` as fused kernels do, `eager` with what unfused
+        norms, gates and rotary positions keep as well.
         """
         return _Table(run, attention, keeps == "eager").saved(experts)
 
 
 def saved(table: Saved, recompute: str) -> float:
     """Bytes that a layer keeps under recomputation: `none`; `selective`, all but the core of attention; `by-operator`, its input and every other product's
-    result (torchtitan's policy); `full`, its input alone.
+    result (the policy of torchtitan); `full`, its input alone.
     """
-    kept = {"none": ("", "input", "core", "product"), "selective": ("", "input", "product"), "by-operator": ("input", "product", "only-selective"), "full": ("input",)}
+    kept = {
+        "none": ("", "input", "core", "product"),
+        "selective": ("", "input", "product"),
+        "by-operator": ("input", "product", "only-selective"),
+        "full": ("input",),
+    }
     return sum(nbytes for _, nbytes, part in table.tensors if part in kept[recompute])
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from planner.recipes.bill import SHARES, Bill
 from planner.recipes.shares import Shares
 
+LINK = SHARES.index("link")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -41,10 +43,10 @@ def step(bill: Bill, shares: Shares) -> Step:
     slowest = pace.argmax(axis=1)
     idle = np.maximum((of_rank * bill.idle[:, None, :]).sum(axis=2), 0.0)
     bubble = ((idle * bill.ranks).sum(axis=1) - idle[n, slowest]) / bill.chunks
-    backward = of_rank[n, slowest, 1:].sum(axis=1)
+    passes_s = pace[n, slowest]  # gradients hide behind the last backward, parameters behind the first forward
     late = 1.0 + shares.straggle * np.log2(np.maximum(bill.nodes, 1.0))
     once = bill.reduce @ np.array([shares.link, shares.nic]) * shares.reduce
-    shown = np.where(bill.beside > 0, np.maximum(once - backward, 0.0) + shares.beside * np.minimum(once, backward), once)
+    shown = np.where(bill.beside > 0, np.maximum(once - passes_s, 0.0) + shares.beside * np.minimum(once, passes_s), once)
     crossed = np.where(bill.stages > 1, 2 * bill.hop * (bill.microbatches * bill.chunks + bill.stages / bill.chunks - 1), 0.0)
     return Step(
         bill.microbatches * pace[n, slowest] * late, bubble * shares.bubble * late, shares.hop * crossed, shown, bill.update * shares.update + shares.step_s
@@ -54,11 +56,12 @@ def step(bill: Bill, shares: Shares) -> Step:
 def _passes(bill: Bill, shares: Shares) -> np.ndarray:
     """Seconds [n, part, pass] of one layer, embedding, head: the device's, or the host's where it is slower; beside them the gathers of sharded parameters."""
     out: np.ndarray = bill.seconds @ np.array([getattr(shares, name) for name in SHARES])
+    hidden = bill.seconds[..., LINK] * shares.link * bill.split[:, None, None]
+    out = np.maximum(out - hidden, hidden) + shares.beside * hidden
     layer = out[:, 0]
     forward = np.maximum(layer[:, 0], bill.host * shares.host_s)
     backward = layer[:, 1] + layer[:, 2]
     slower = np.maximum(backward, bill.host_backward * shares.host_s) / np.maximum(backward, 1e-12)
-    out = out.copy()
     out[:, 0, 0] = forward
     out[:, 0, 1:] *= slower[:, None]
     gathers = bill.fsdp * shares.fsdp
