@@ -1,4 +1,5 @@
 """Runs as frameworks describe them, and the seconds of their step in closed form.
 
-`run` what was run and what was measured, `rows` published tables read as runs. `saved` what a layer keeps for its backward, `memory` the ledger of a run.
+`run` what was run and what was measured, `rows` published tables read as runs. `saved` what a layer keeps for its backward, `states` what a
+parameter needs, `memory` the ledger of a run; `loss`, `kv`, `flops` figures of the head, of serving and of utilisation.
 """
