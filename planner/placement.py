@@ -23,7 +23,8 @@ from ir.errors import PlanError
 from ir.graph import Graph
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
-from planner.elimination import FactorGraph, Solution, solve
+from planner.elimination import solve
+from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
 from planner.pricing import Pricing
 from planner.problem import Given, Placed, Problem, Terms

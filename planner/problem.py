@@ -17,7 +17,7 @@ from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
-from planner.elimination import FactorGraph, Solution
+from planner.factors import FactorGraph, Solution
 from planner.facts import Facts, uneven_labels
 from planner.pricing import axis_links
 from planner.space import Limit, Space

@@ -8,7 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from planner.elimination import FactorGraph, integer_program, linear_program, solve
+from planner.elimination import solve
+from planner.factors import FactorGraph
+from planner.polytope import integer_program, linear_program
 
 
 def random_graph(seed: int) -> FactorGraph:
