@@ -5,27 +5,31 @@ Everything here is exact or says that it is not: `Solution.bound` is what nothin
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from planner.diffusion import diffuse
 from planner.factors import FactorGraph, Solution
-from planner.folding import Folded, fold
+from planner.folding import CannotFold, Folded, Repeated, fold
 from planner.polytope import linear_program
 from planner.reductions import Factors, substitute_back
 
 
-def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = ()) -> Solution:
+def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = (), repeats: Sequence[Repeated] = ()) -> Solution:
     """The cheapest assignment; ties go to the first state.
 
-    `blocks`: disjoint sets of variables to be folded, each in an order that equal blocks share.
+    `blocks`: disjoint sets of variables to be folded, each in an order that equal blocks share. `repeats`: blocks that stand for several; CannotFold is raised
+    where one cannot.
 
     >>> import numpy as np
     >>> flip = FactorGraph((2, 2), (np.array([0.0, 1.0]), np.array([3.0, 0.0])), ((0, 1),), (np.array([[0.0, 9.0], [9.0, 0.0]]),))
-    >>> solve(flip)
-    Solution(states=(1, 1), cost=1.0, bound=1.0, exact=True, method='elimination')
+    >>> found = solve(flip)
+    >>> found.states, found.cost, found.bound, found.exact, found.method
+    ((1, 1), 1.0, 1.0, True, 'elimination')
     """
     factors = Factors.of(graph)
-    folded = fold(factors, blocks)
+    folded = fold(factors, blocks, repeats)
     factors.reduce()
     gap, method = 0.0, "elimination"
     states = [0] * len(graph.num_states)
@@ -33,9 +37,12 @@ def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = ()) -> Solution:
         if factors.treewidth_affordable():
             factors.eliminate_all()
         elif any(len(scope) > 2 for scope in factors.tables):
+            if repeats:
+                raise CannotFold
             return solve(graph)  # a block with a boundary of three or more leaves no pairwise core: the whole graph has one
         else:
-            chosen = linear_program(factors.as_graph())
+            core, bound = diffuse(factors.as_graph())
+            chosen = linear_program(core, presolve=False) if math.isfinite(bound) else Solution((), math.inf, math.inf, True, "bound")
             method = chosen.method
             gap = chosen.cost - chosen.bound if chosen.states else 0.0
             factors.infeasible |= not chosen.states
@@ -43,18 +50,41 @@ def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = ()) -> Solution:
                 states[v] = s
     if factors.infeasible:
         return Solution((), math.inf, math.inf, True, method)
-    _undo(factors, folded, states)
-    cost = graph.cost(states)
+    substitute_back(factors.trail, states)
+    at = dict(enumerate(states))
+    for block in folded.values():
+        if block.chain is None:
+            for v, s in zip(block.names, block.inside(at), strict=True):
+                states[v] = s
+    copies = tuple(_copies(folded[r.block], r, states) for r in repeats)
+    for r, of_block in zip(repeats, copies, strict=True):
+        for v, s in zip(blocks[r.block], of_block[0], strict=False):
+            states[v] = s
+    cost = _cost(graph, states, {v for r in repeats for v in blocks[r.block]})
+    cost += sum(float(block.chain.table[states[r.before], states[r.after]]) for r in repeats if (block := folded[r.block]).chain is not None)
     if not math.isfinite(cost):
         return Solution((), math.inf, math.inf, True, method)
-    return Solution(tuple(states), cost, cost - gap, gap <= 1e-9 * max(1.0, abs(cost)), method)
+    return Solution(tuple(states), cost, cost - gap, gap <= 1e-9 * max(1.0, abs(cost)), method, copies)
 
 
-def _undo(factors: Factors, folded: Sequence[Folded], states: list[int]) -> None:
-    """Completes `states`, in which those of the core stand: variables eliminated outside of the blocks, then those inside."""
-    substitute_back(factors.trail, states)
-    for trail, names in folded:
-        local = [states[v] for v in names]
-        substitute_back(trail, local)
-        for v, s in zip(names, local, strict=True):
-            states[v] = s
+def _copies(block: Folded, repeated: Repeated, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each block of a chain the states of its inside, of the variable before and of the one after it."""
+    assert block.chain is not None
+    before, after = states[repeated.before], states[repeated.after]
+    way = (before, *block.chain.between_states(before, after), after)
+    known: dict[tuple[int, int], tuple[int, ...]] = {}
+    num_inside = len(block.names) - len({repeated.before, repeated.after})
+    for ends in itertools.pairwise(way):
+        if ends not in known:
+            local = block.inside({repeated.before: ends[0], repeated.after: ends[1]})
+            known[ends] = (*local[:num_inside], *ends)
+    return tuple(known[ends] for ends in itertools.pairwise(way))
+
+
+def _cost(graph: FactorGraph, states: Sequence[int], without: Collection[int]) -> float:
+    """The cost of an assignment but for all that touches some variables."""
+    if not without:
+        return graph.cost(states)
+    total = sum(float(table[states[v]]) for v, table in enumerate(graph.unary) if v not in without)
+    edges = zip(graph.edges, graph.pairwise, strict=True)
+    return total + sum(float(t[states[a], states[b]]) for (a, b), t in edges if a not in without and b not in without)

@@ -49,7 +49,8 @@ class FactorGraph:
 class Solution:
     """`states` cost `cost`, nothing costs less than `bound`; `exact` where the two are equal but for rounding. `method` is what decided the core.
 
-    An infeasible graph has no states and costs inf.
+    An infeasible graph has no states and costs inf. `repeated`: for each block that stands for several, and for each of these, the states of its inside and
+    of the variables before and after it; what `states` says of such a block is its first copy.
     """
 
     states: tuple[int, ...]
@@ -57,3 +58,4 @@ class Solution:
     bound: float
     exact: bool
     method: str = "elimination"
+    repeated: tuple[tuple[tuple[int, ...], ...], ...] = ()

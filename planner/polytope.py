@@ -17,10 +17,10 @@ from ir.errors import PlanError
 from planner.factors import FactorGraph, Solution, Table
 
 
-def linear_program(graph: FactorGraph) -> Solution:
-    """The LP over the local polytope; where its solution is not integral, the integer program with the LP's bound."""
+def linear_program(graph: FactorGraph, presolve: bool = True) -> Solution:
+    """The LP over the local polytope; where its solution is not integral, the integer program with the LP's bound. `presolve`: HiGHS's own reductions."""
     program = _polytope(graph)
-    found = linprog(program.cost, A_eq=program.rows, b_eq=program.rhs, bounds=(0, None), method="highs-ds")
+    found = linprog(program.cost, A_eq=program.rows, b_eq=program.rhs, bounds=(0, None), method="highs-ds", options={"presolve": presolve})
     if found.status == 2:
         return Solution((), math.inf, math.inf, True, "lp")
     if found.status != 0:

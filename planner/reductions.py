@@ -22,6 +22,9 @@ from planner.factors import FactorGraph, Scope, Table
 TABLE_LIMIT = 1 << 23
 """Entries of the largest table that an elimination of degree 3 or more may form, the eliminated variable counted: 64 MiB of float64."""
 
+IMPOSSIBLE = -1e300
+"""How much less than any other a state costs that is impossible: finite, so that it can be added up."""
+
 CHUNK = 1 << 22
 """Entries that a test of dominance forms at a time."""
 
@@ -61,7 +64,10 @@ def substitute_back(trail: Iterable[Undo], states: list[int]) -> None:
 
 @dataclass
 class Factors:
-    """Tables over sorted scopes, being reduced; `trail` is the way back to the states of the variables that are gone or have lost states."""
+    """Tables over sorted scopes, being reduced; `trail` is the way back to the states of the variables that are gone or have lost states.
+
+    `changed`: variables whose tables are others than when the reductions last looked at them.
+    """
 
     size: dict[int, int]
     tables: dict[Scope, Table] = field(default_factory=dict)
@@ -69,6 +75,7 @@ class Factors:
     trail: list[Undo] = field(default_factory=list)
     keep: frozenset[int] = frozenset()
     infeasible: bool = False
+    changed: dict[int, None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: FactorGraph) -> Factors:
@@ -93,10 +100,12 @@ class Factors:
         self.tables[key] = table if known is None else known + table
         for v in key:
             self.touching[v][key] = None
+            self.changed[v] = None
 
     def pop(self, scope: Scope) -> Table:
         for v in scope:
             del self.touching[v][scope]
+            self.changed[v] = None
         return self.tables.pop(scope)
 
     def neighbours(self, v: int) -> Scope:
@@ -124,11 +133,14 @@ class Factors:
         elif not math.isfinite(float(best)):
             self.infeasible = True
 
-    def eliminate_all(self, degree: int | None = None) -> bool:
-        """Eliminates every variable, those of least weight first, that is not kept; with `degree` only while one of at most that degree is left."""
-        queue = [(self.weight(v), v) for v in self.size if v not in self.keep and (degree is None or len(self.neighbours(v)) <= degree)]
+    def eliminate_all(self, degree: int | None = None, among: Iterable[int] | None = None) -> None:
+        """Eliminates every variable, those of least weight first, that is not kept; with `degree` only while one of at most that degree is left.
+
+        `among`: where to begin (everywhere).
+        """
+        first = self.alive if among is None else [v for v in among if v in self.size]
+        queue = [(self.weight(v), v) for v in first if v not in self.keep and (degree is None or len(self.neighbours(v)) <= degree)]
         heapq.heapify(queue)
-        moved = False
         while queue:
             weight, v = heapq.heappop(queue)
             if v not in self.size or (degree is not None and len(self.neighbours(v)) > degree):
@@ -138,12 +150,10 @@ class Factors:
                 continue
             around = self.neighbours(v)
             self.eliminate(v)
-            moved = True
             if degree is not None:
                 for u in around:
                     if u not in self.keep and len(self.neighbours(u)) <= degree:
                         heapq.heappush(queue, (self.weight(u), u))
-        return moved
 
     def treewidth_affordable(self) -> bool:
         """Whether eliminating everything that is not kept, least weight first, stays within `TABLE_LIMIT`."""
@@ -164,17 +174,17 @@ class Factors:
     # ---- the other reductions, on pairwise tables ------------------------------------------------------------------------------------------------
 
     def reduce(self) -> None:
-        """All pairwise reductions until nothing moves; dominance last, since it costs most and only matters for what elimination leaves."""
+        """All pairwise reductions until nothing moves; each looks again only where tables have changed."""
         self.consistent(self.alive)
         self.functions(self.alive)
-        moved = True
-        while moved and not self.infeasible:
-            self.eliminate_all(degree=2)
-            if not self.size or self.infeasible:
-                return
-            shrunk = self.consistent(self.alive)
-            merged = self.functions(self.alive)
-            moved = self.dominance() or shrunk or merged
+        self.changed = dict.fromkeys(self.alive)
+        while self.changed and not self.infeasible:
+            self.eliminate_all(degree=2, among=tuple(self.changed))
+            look = tuple(v for v in self.changed if v in self.size)
+            self.changed = {}
+            self.consistent(look)
+            self.functions(look)
+            self.dominance(look)
 
     def shrink(self, v: int, kept: NDArray[np.bool_]) -> None:
         """Drops the states of `v` that are not kept."""
@@ -186,11 +196,11 @@ class Factors:
         self.size[v] = len(where)
         for scope in self.touching[v]:
             self.tables[scope] = self.tables[scope].take(where, axis=scope.index(v))
+            self.changed.update(dict.fromkeys(scope))
 
-    def consistent(self, which: Iterable[int]) -> bool:
+    def consistent(self, which: Iterable[int]) -> None:
         """Drops every state that has an infinite unary cost or no finite partner in some table."""
-        queue = dict.fromkeys(which)
-        moved = False
+        queue = dict.fromkeys(v for v in which if v in self.size)
         while queue and not self.infeasible:
             v = next(iter(queue))
             del queue[v]
@@ -200,14 +210,11 @@ class Factors:
                 others = tuple(i for i in range(len(scope)) if i != axis)
                 kept &= np.isfinite(self.tables[scope]).any(axis=others) if others else np.isfinite(self.tables[scope])
             if not kept.all():
-                moved = True
                 self.shrink(v, kept)
                 queue.update(dict.fromkeys(self.neighbours(v)))
-        return moved
 
-    def functions(self, which: Iterable[int]) -> bool:
+    def functions(self, which: Iterable[int]) -> None:
         """Replaces every variable that is a function of a neighbour over a pairwise table."""
-        moved = False
         for a in which:
             for b in self.neighbours(a) if a in self.size and not self.infeasible else ():
                 if b in self.keep or b not in self.size:
@@ -219,8 +226,6 @@ class Factors:
                 finite = np.isfinite(table if scope[0] == a else table.T)
                 if (finite.sum(axis=1) == 1).all():
                     self.substitute(b, a, finite.argmax(axis=1))
-                    moved = True
-        return moved
 
     def substitute(self, b: int, a: int, image: NDArray[np.intp]) -> None:
         """Writes `b` as the function `image` of `a`."""
@@ -237,22 +242,15 @@ class Factors:
             else:
                 self.add(tuple(a if u == b else u for u in scope), taken)
 
-    def dominance(self) -> bool:
+    def dominance(self, which: Iterable[int]) -> None:
         """Drops states that another state of the same variable never does worse than; of equal ones the first stays."""
-        moved = False
-        for v in self.alive:
-            n = self.size[v]
+        for v in which:
+            n = self.size.get(v, 1)
             if v in self.keep or n == 1 or any(len(s) > 2 for s in self.touching[v]):
                 continue
-            worse = np.zeros((n, n))
-            for scope in self.touching[v]:
-                table = self.tables[scope].reshape(n, -1) if scope[0] == v else self.tables[scope].T
-                worse += _excess(table)
-            beaten = (worse <= 0) & ((worse.T > 0) | (np.arange(n)[None, :] < np.arange(n)[:, None]))
-            if beaten.any():
-                self.shrink(v, np.logical_not(beaten.any(axis=1)))
-                moved = True
-        return moved
+            kept = undominated([self.tables[s].reshape(n, -1) if s[0] == v else self.tables[s].T for s in self.touching[v]])
+            if not kept.all():
+                self.shrink(v, kept)
 
     def as_graph(self) -> FactorGraph:
         """What is left, variables renumbered in order."""
@@ -289,6 +287,16 @@ def _minimum(parts: Sequence[Table], shape: tuple[int, ...]) -> Table:
             np.add(total, part[i], out=total)
         np.minimum(best, total, out=best)
     return best
+
+
+def undominated(tables: Sequence[Table]) -> NDArray[np.bool_]:
+    """Which states no other one is at least as good as, whatever happens elsewhere; of equal ones the first. A row of each table is a state."""
+    n = len(tables[0])
+    worse = np.zeros((n, n))
+    for table in tables:
+        worse += np.maximum(_excess(table), IMPOSSIBLE)
+    beaten = (worse <= 0) & ((worse.T > 0) | (np.arange(n)[None, :] < np.arange(n)[:, None]))
+    return np.logical_not(beaten.any(axis=1))
 
 
 def _excess(table: Table) -> Table:
