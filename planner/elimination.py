@@ -9,9 +9,9 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
+from planner.blocks import CannotFold, Folded, Repeated, fold
 from planner.diffusion import diffuse
 from planner.factors import FactorGraph, Solution
-from planner.folding import CannotFold, Folded, Repeated, fold
 from planner.polytope import linear_program
 from planner.reductions import Factors, substitute_back
 

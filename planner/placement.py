@@ -23,10 +23,10 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
+from planner.blocks import CannotFold
 from planner.elimination import solve
 from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
-from planner.folding import CannotFold
 from planner.placed import Placed, read
 from planner.pricing import Pricing
 from planner.problem import Given, Problem, Terms

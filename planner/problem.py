@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,9 +14,9 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
+from planner.blocks import CannotFold, Repeated
 from planner.factors import FactorGraph
 from planner.facts import Facts, uneven_labels
-from planner.folding import CannotFold, Repeated
 from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
@@ -110,10 +110,20 @@ class Problem:
             self.made[key] = Choice(cls, self._rows(cls, mine, wanted))
         choice: Choice = self.made[key]
         if not len(choice):
-            asked = f"{wanted} was asked for" if wanted is not None else "its size and the limits of the space leave nothing"
-            mesh = dict(zip(self.axes, self.mesh_shape, strict=True))
-            raise PlanError(f"{kind} `{thing.name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes)}")
+            raise self._nothing_left(kind, thing.name, cls, mine, wanted)
         self.choices.append(choice)
+
+    def _nothing_left(self, kind: str, name: str, cls: Any, limits: tuple[Limit, ...], wanted: tuple[Any, ...] | None) -> PlanError:
+        """Says what was asked, and what would be legal without what the user said."""
+        mesh = dict(zip(self.axes, self.mesh_shape, strict=True))
+        asked = f"{wanted} was asked for" if wanted is not None else "its size and the limits of the space leave nothing"
+        said = dict.fromkeys(limit.said for limit in limits if limit.said)
+        if wanted is None and said:
+            asked = f"{' and '.join(said)} {'leaves' if len(said) == 1 else 'leave'} nothing beside the rest"
+            rest = self._rows(cls, tuple(limit for limit in limits if not limit.said), None)
+            if len(rest):
+                return PlanError(f"{kind} `{name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes, rest, 'legal without it')}")
+        return PlanError(f"{kind} `{name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes, range(len(cls.states)))}")
 
     def _active_state(self, kind: str, given: Any) -> tuple[Any, ...]:
         """A decision of a Plan as a state: one entry for each axis of more than one rank."""
@@ -380,7 +390,8 @@ def _consumer(
     return _Cost(time_s + charge * kept + np.where(reboxed, once, 0.0), kept, reboxed, is_common)
 
 
-def _near(cls: Any, axes: Sequence[str]) -> str:
+def _near(cls: Any, axes: Sequence[str], rows: Iterable[int], told: str = "legal by size") -> str:
     """What would be legal, for a message."""
-    options = [list(dict.fromkeys(map(repr, (state[k] for state in cls.states)))) for k in range(len(axes))]
-    return "legal by size: " + ("; ".join(f"{axis}: {', '.join(found)}" for axis, found in zip(axes, options, strict=True)) or "nothing")
+    states = [cls.states[i] for i in rows]
+    options = [list(dict.fromkeys(map(repr, (state[k] for state in states)))) for k in range(len(axes))]
+    return f"{told}: " + ("; ".join(f"{axis}: {', '.join(found)}" for axis, found in zip(axes, options, strict=True)) or "nothing")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ir.errors import PlanError
-from planner import folding, reductions
+from planner import blocks as folding
+from planner import reductions
 from planner.elimination import solve
 from planner.factors import FactorGraph
 from planner.polytope import integer_program, linear_program
