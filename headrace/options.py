@@ -218,7 +218,9 @@ def _check(p: Parser) -> None:
 
 def _explain(p: Parser) -> None:
     p.add_argument("plan", metavar="plan.json")
-    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout to compare with, such as tp=8,pp=2")
+    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout or placements to compare with, such as tp=8,pp=2")
+    p.add_argument("--about", metavar="NAMES", help="an operator or parameter, such as h.*.mlp.up: why it is not placed otherwise")
+    p.add_argument("--against", metavar="other.json", help="another plan of the same model, compared tensor by tensor")
 
 
 def _lower(p: Parser) -> None:
