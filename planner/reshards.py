@@ -75,11 +75,10 @@ def _way(actor: Actor) -> tuple[str, str, str, str]:
 
 def as_lines(rows: Sequence[Reshard], most: int = 20) -> list[str]:
     """For people: the dearest, and what the rest comes to."""
-    lines = [
-        f"  {r.tensor:<30} {r.during:<21} {r.axis:<5} {f'{r.src} -> {r.dst}':<12} {r.kind:<14} {nbytes(r.nbytes):>9} x {r.count:<4} {seconds(r.each_s):>8} each, "
-        f"{seconds(r.time_s):>8} a step"
-        for r in rows[:most]
-    ]
+    lines = []
+    for r in rows[:most]:
+        what = f"  {r.tensor:<30} {r.during:<21} {r.axis:<5} {f'{r.src} -> {r.dst}':<12} {r.kind:<14}"
+        lines.append(f"{what} {nbytes(r.nbytes):>9} x {r.count:<4} {seconds(r.each_s):>8} each, {seconds(r.time_s):>8} a step")
     if len(rows) > most:
         lines.append(f"  and {len(rows) - most} more: {seconds(sum(r.time_s for r in rows[most:]))}")
     return lines

@@ -100,7 +100,7 @@ class _Asker:
             why = ""
             if rule.kind == "split" and sizes[rule.on] % parts and (rule.on not in vocabulary or sizes[rule.on] < parts):
                 why = f"{rule.on} = {sizes[rule.on]} does not divide by {axis} = {parts}"
-            limit = Limit(where, axis, lambda state, rule=rule: state == rule)
+            limit = Limit(where, axis, rule.__eq__)
             yield self._judge(node.name, axis, repr(rule), words, self.plan.rules[node.name][k] == rule, Space(rules=(limit,)), why)
 
     def _places(self, tensor: Tensor, where: str, k: int, axis: str) -> Iterator[Signature]:
@@ -108,7 +108,7 @@ class _Asker:
         legal = legal_on(tensor, self.plan.mesh_shape[k], "held", uneven)
         for sbp in dict.fromkeys((*legal, *(Sbp("S", d) for d in range(len(tensor.shape))))):
             why = "" if sbp in legal else f"dim {sbp.dim} = {tensor.shape[sbp.dim]} does not divide by {axis} = {self.plan.mesh_shape[k]}"
-            limit = Limit(where, axis, lambda state, sbp=sbp: state[1] == sbp)
+            limit = Limit(where, axis, _held(sbp))
             yield self._judge(tensor.name, axis, repr(sbp), f"copy held {sbp!r}", self.plan.params[tensor.name].held[k] == sbp, Space(params=(limit,)), why)
 
     def _judge(self, name: str, axis: str, signature: str, words: str, chosen: bool, space: Space, why: str) -> Signature:
@@ -119,6 +119,10 @@ class _Asker:
             except PlanError:
                 why = f"the layout leaves it no room: axis dp splits the batch{', and tp does not' if axis == 'tp' else ''}"
         return Signature(pattern(name), axis, signature, words, chosen, dearer_s, dearer_s / self.best.cost_s, why)
+
+
+def _held(sbp: Sbp) -> Callable[[Any], bool]:
+    return lambda state: state[1] == sbp
 
 
 def as_lines(rows: Sequence[Signature]) -> list[str]:
