@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.documents import near
 from ir.errors import InputError
-from ir.units import dtype_name
+from ir.units import dtype_name, is_floating
 
 FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")
@@ -126,7 +126,7 @@ def dtype(text: str) -> str:
         name = dtype_name(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if name.startswith("int") or name == "bool":
+    if not is_floating(name):
         raise argparse.ArgumentTypeError(f"`{text}` holds no weights: give a floating point dtype such as bf16 or fp32")
     return name
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ir.errors import PlanError
 from ir.graph import Graph
@@ -25,6 +26,7 @@ from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from planner.elimination import FactorGraph, Solution, solve
 from planner.facts import analyse
+from planner.optimizers import with_defaults
 from planner.pricing import Pricing
 from planner.problem import Given, Placed, Problem, Terms
 from planner.space import Space
@@ -35,7 +37,7 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 def search(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None, solver: Solver = solve,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
@@ -46,7 +48,7 @@ def search(
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
     problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables)
     return problem.placed(solver(problem.factor_graph(), problem.blocks()), start)
 
@@ -54,7 +56,7 @@ def search(
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
     hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
@@ -62,7 +64,7 @@ def price(
     Raises PlanError where a given decision is not in the space.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
     problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}))
     return problem.placed(solve(problem.factor_graph(), problem.blocks()), start)
 
