@@ -51,7 +51,8 @@ def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
 
 
 def plan(
-    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, optimizer: str = "adamw",
+    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    optimizer: str | Mapping[str, Any] = "adamw",
     top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
     cluster_name: str | None = None,
 ) -> search.Result:  # fmt: skip

@@ -74,7 +74,7 @@ class Evaluator:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return Footprint(self.bounds, self.optimizer["name"])
+        return Footprint(self.bounds, self.optimizer)
 
     def may_fit(self, c: Candidate) -> bool:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
@@ -134,7 +134,7 @@ class Evaluator:
         placed = search(
             graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer["name"],
+            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer,
             space=self._space(graph, mesh),
         )  # fmt: skip
         rows = self.fix.get("orders", ())

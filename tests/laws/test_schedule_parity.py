@@ -12,8 +12,8 @@ import pytest
 
 from headrace.running import differences, step_by_step
 from planner.lower import lower
+from planner.optimizers import OPTIMIZERS
 from planner.schedules import SCHEDULES
-from planner.single import OPTIMIZERS
 from tests.models import SEQ
 from tests.parity import DEEP, OPTIONS, START, STEPS, apart, apart_in_time, model, on_one_device, pipelines, same
 from tests.plans import Layout, plan_for
