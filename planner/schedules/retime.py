@@ -39,7 +39,7 @@ def retime(pipe: Pipe, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends[:, pipe.zero] = 0.0
     start = np.full((n, p, length + 1), np.inf)
     free = _rounds(take.ravel(), give.ravel(), lag.ravel(), seconds.ravel(), ends.ravel(), start.ravel(), n * p, length)
-    runs = np.isfinite(start[:, :, length - 1]).all(axis=1, keepdims=True)
+    runs = np.asarray(np.isfinite(start[:, :, length - 1]).all(axis=1, keepdims=True))
     taken = pipe.taken(np.where(runs, start[:, :, 0], 0.0), free.reshape(n, p)).max(axis=1)
     return np.where(runs[:, 0], taken, np.inf), start[:, :, :length]
 
