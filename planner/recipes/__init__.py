@@ -1,4 +1,4 @@
 """Runs as frameworks describe them, and the seconds of their step in closed form.
 
-`run` what was run and what was measured, `rows` published tables read as runs.
+`run` what was run and what was measured, `rows` published tables read as runs. `saved` what a layer keeps for its backward, `memory` the ledger of a run.
 """
