@@ -11,8 +11,9 @@ from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.frontends.model import Model
-from planner.orders import is_plain
+from planner.orders import OWN, is_plain
 from planner.pricing import work_of
+from planner.schedules import schedule
 from planner.stages import cut
 from simulator.cost import CostModel
 
@@ -53,7 +54,8 @@ class Bounds:
         weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
         if not is_plain(c.schedule, c.vpp):
             # what fills such a pipeline is another schedule's business: only the work of the busiest rank is sure
-            return c.num_microbatches * max(sum(weights) / c.pp, *weights)
+            copies = 1 if c.schedule in OWN else schedule(c.schedule).copies
+            return c.num_microbatches * max(sum(weights) / c.pp, max(weights) / copies)
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 

@@ -58,9 +58,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    known = [name for name, s in SCHEDULES.items() if s.copies == 1]
-    if "schedule" in out and out["schedule"] not in (*known, "auto"):
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(known)}, auto, or the path of a table (.csv)")
+    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
     out |= table
     if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
         raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")

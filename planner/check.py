@@ -56,12 +56,23 @@ def _check_stages(graph: Graph, plan: Plan) -> None:
         raise PlanError(f"rank {twice[0]} stands in {ranks[twice[0]]} places; stages have the same ranks or none in common")
     if any(len(s.ranks) != math.prod(plan.mesh_shape) for s in plan.stages):
         raise PlanError(f"every stage needs {math.prod(plan.mesh_shape)} ranks for mesh {dict(zip(plan.axes, plan.mesh_shape, strict=True))}")
-    cuts = [0, *(s.last for s in plan.stages)]
-    if any(s.first != cut or s.last <= s.first for s, cut in zip(plan.stages, cuts, strict=False)) or cuts[-1] != graph.num_layers:
+    cuts = [0, *(s.last % graph.num_layers for s in plan.stages)]
+    if any(s.first != cut or not s.first < s.last <= graph.num_layers for s, cut in zip(plan.stages, cuts, strict=False)) or cuts[-1]:
         spans = [(s.first, s.last) for s in plan.stages]
         raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
+    _check_copies(graph, plan)
     if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
         raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+
+
+def _check_copies(graph: Graph, plan: Plan) -> None:
+    """Whether copies of the pipeline take equal parts of the batch, and the two of a layer lie on ranks of their own."""
+    if plan.num_microbatches % plan.copies:
+        raise PlanError(f"{plan.copies} copies of the pipeline cannot share {plan.num_microbatches} microbatches equally; give a multiple of {plan.copies}")
+    for layer in range(graph.num_layers):
+        where = [plan.stages[plan.stage_of(layer, copy)].ranks for copy in range(plan.copies)]
+        if len(set(where)) < len(where):
+            raise PlanError(f"layer {layer} lies twice on ranks {where[0]}; copies of a layer belong on different ranks, as dualpipe puts them")
 
 
 def _check_node(graph: Graph, plan: Plan, node: Node) -> None:

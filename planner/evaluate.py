@@ -18,7 +18,7 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.footprint import Footprint
 from planner.lower import joint_graph, representatives, write
-from planner.orders import auto_orders, kept, rank_of, rows_of
+from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
 from planner.space import Limit, Space, layout_space
@@ -104,7 +104,7 @@ class Evaluator:
         return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def _write(self, key: tuple[Any, ...], plan: Plan) -> Program:
-        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule="zb-h1")
+        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule=STAND_IN)
         return write(self._joints[key], known, representatives(plan, self.cost.cluster))
 
     def _with_orders(self, plan: Plan, program: Program) -> Plan:
@@ -135,9 +135,10 @@ class Evaluator:
             space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
         )  # fmt: skip
         rows = self.fix.get("orders", ())
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
         stages = tuple(
             Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
-            for site, (a, b) in ((rank_of(c.schedule, rows, i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp)))
+            for site, (a, b) in ((chosen.rank_of(i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp) * chosen.copies))
         )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,

@@ -11,7 +11,7 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
-from planner.orders import is_plain
+from planner.orders import OWN, is_plain
 from planner.schedules import schedule
 
 
@@ -31,8 +31,18 @@ class Footprint:
         stages = self.bounds.stages(c.pp * c.vpp)
         plain = is_plain(c.schedule, c.vpp)
         stashes = [schedule(c.schedule).stash(stage, c.pp, c.num_microbatches) if plain else 1 for stage in range(len(stages))]
-        needs = (sum(state[a:b]) + n * num_samples * sum(saved[a:b]) for n, (a, b) in zip(stashes, stages, strict=True))
+        held = self._held(c, [sum(state[a:b]) for a, b in stages])
+        needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
         return max(needs) / (c.dp * c.tp)
+
+    @staticmethod
+    def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:
+        """By stage of the first copy what its rank holds of `stages`: another one too where each is there twice."""
+        if c.schedule in OWN or schedule(c.schedule).copies == 1:
+            return stages
+        chosen = schedule(c.schedule)
+        ranks = [chosen.rank_of(i, c.pp) for i in range(len(stages) * chosen.copies)]
+        return [sum(stages[i % len(stages)] for i, r in enumerate(ranks) if r == rank) for rank in ranks[: len(stages)]]
 
     def saved(self, recompute: bool) -> Sequence[float]:
         """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward."""

@@ -62,10 +62,10 @@ def apart(family: str, want: Layout, optimizer: Settings = "adamw", memory_price
 
 
 def pipelines() -> Iterator[Layout]:
-    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; a plan has one copy of the parameters."""
-    for chosen in (s for s in SCHEDULES.values() if s.copies == 1):
+    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; where two copies share them, with 2p + 2 as well."""
+    for chosen in SCHEDULES.values():
         for p in (2, 4):
-            for m in (p - 1, p, 2 * p, 3 * p + 1):
+            for m in (p - 1, p, 2 * p, 3 * p + 1, *((2 * p + 2,) if chosen.copies > 1 else ())):
                 if not chosen.refuse(p, m, chosen.num_chunks()):
                     yield Layout(pp=p, num_microbatches=m, schedule=chosen.name)
 

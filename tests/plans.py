@@ -67,7 +67,7 @@ def plan_for(
 def stages_of(want: Layout, num_layers: int) -> tuple[Stage, ...]:
     """Equal runs of layers, on the ranks where the schedule runs them."""
     chosen, size = schedule(want.schedule), want.dp * want.tp
-    cuts = cut([1.0] * num_layers, want.pp * chosen.num_chunks(want.vpp))
+    cuts = cut([1.0] * num_layers, want.pp * chosen.num_chunks(want.vpp)) * chosen.copies
     sites = [chosen.rank_of(i, want.pp) for i in range(len(cuts))]
     return tuple(Stage(a, b, tuple(range(site * size, (site + 1) * size))) for site, (a, b) in zip(sites, cuts, strict=True))
 

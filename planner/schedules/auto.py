@@ -16,7 +16,6 @@ from planner.schedules.own import own_schedule
 from planner.schedules.pipe import TOLERANCE, Limits, Pipe, StageTimes
 from planner.schedules.retime import retime
 from planner.schedules.slot import Orders
-from planner.schedules.text import write
 
 __all__ = ["Effort", "Found", "Limits", "StageTimes", "search_orders"]
 
@@ -33,7 +32,7 @@ class Found:
 
     def schedule(self, name: str = "auto") -> Schedule:
         """The orders as a Schedule for this one size, proved to run."""
-        return own_schedule(name, write(self.orders))
+        return own_schedule(name, self.orders)
 
 
 @dataclass(frozen=True, slots=True)
