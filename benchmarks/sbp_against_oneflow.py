@@ -26,18 +26,19 @@ DOCUMENT = ROOT / "docs" / "sbp_against_oneflow.md"
 Signature = tuple[tuple[Sbp, ...], tuple[Sbp, ...]]
 
 REASONS: Mapping[str, str] = {
-    "linear": "**A sum passes through.** An operator that is linear in some operands, the others being whole on every rank, takes partial sums to partial sums. "
-    "OneFlow declares this for products, sums and a few gradients; here it follows from `linear=` for every operator, gradients above all, since every backward "
-    "is linear in its cotangent.",
+    "linear": "**A sum passes through.** An operator that is linear in some operands, the others being whole on every rank, takes partial sums to partial "
+    "sums. OneFlow declares this for products, sums and a few gradients; here it follows from `linear=` for every operator, gradients above all, since every "
+    "backward is linear in its cotangent.",
     "sum": "**A summed dim may be split.** A label that vanishes as a sum gives P where it is split.",
-    "max": "**A maximum is a partial too.** A label that vanishes as a maximum gives P(max); OneFlow's two-stage reductions do the same with operators of their own.",
-    "dim": "**Every dim that the rule allows.** The sentence has the label in an operand and nothing keeps it whole, so a split of it is legal; OneFlow's loop "
-    "stops before it, or lists the batch alone.",
-    "norms": "**Norms of whole tensors are operators of their own.** OneFlow's LAMB computes its norms inside the update, which then needs whole tensors. Here "
-    "`lamb_norms` gives sums of squares (P under a split), and the update is elementwise.",
-    "vocabulary": "**A split vocabulary is a form, not a signature.** OneFlow's `_ms` operator takes the softmax as given and picks the label's entry, which is zero "
-    "elsewhere, so its loss is P. `cross_entropy` computes the softmax itself and needs the whole row; its form `last_max`, `exp_sum`, `log_loss` splits the "
-    "vocabulary, and there the two sums are P (the loss, a logarithm of one of them, is not).",
+    "max": "**A maximum is a partial too.** A label that vanishes as a maximum gives P(max); OneFlow's two-stage reductions do the same with operators of "
+    "their own.",
+    "dim": "**Every dim that the rule allows.** The sentence has the label in an operand and nothing keeps it whole, so a split of it is legal; OneFlow's "
+    "loop stops before it, or lists the batch alone.",
+    "norms": "**Norms of whole tensors are operators of their own.** OneFlow's LAMB computes its norms inside the update, which then needs whole tensors. "
+    "Here `lamb_norms` gives sums of squares (P under a split), and the update is elementwise.",
+    "vocabulary": "**A split vocabulary is a form, not a signature.** OneFlow's `_ms` operator takes the softmax as given and picks the label's entry, which "
+    "is zero elsewhere, so its loss is P. `cross_entropy` computes the softmax itself and needs the whole row; its form `last_max`, `exp_sum`, `log_loss` "
+    "splits the vocabulary, and there the two sums are P (the loss, a logarithm of one of them, is not).",
 }
 """Why the sets differ. The first four: ours that are not theirs; the last: theirs that is not ours."""
 
@@ -112,10 +113,10 @@ def document() -> str:
         "",
         "Written by `benchmarks/sbp_against_oneflow.py`; a test checks that it is up to date. Edit the script or its data, not this page.",
         "",
-        f"OneFlow lists for each of its operators by hand which placements it may have ({data['source']}). Here they follow from the operator's sentence, and "
-        "`tests/ir/test_operator_oracle.py` tries every combination numerically, so that none is wrong and none is missing. This page compares the two for the "
-        f"{len(rows)} pairs of operators that mean the same: {equal} are equal, ours has all of theirs in {len(rows) - missing}, and each difference has one of "
-        "these reasons.",
+        f"OneFlow lists for each of its operators by hand which placements it may have ({data['source']}). Here they follow from the operator's sentence, "
+        "and `tests/ir/test_operator_oracle.py` tries every combination numerically, so that none is wrong and none is missing. This page compares the two "
+        f"for the {len(rows)} pairs of operators that mean the same: {equal} are equal, ours has all of theirs in {len(rows) - missing}, and each difference "
+        "has one of these reasons.",
         "",
         *(f"* `{key}` {text}" for key, text in REASONS.items()),
         "",
