@@ -20,13 +20,14 @@ class Limit:
     """On `axis`, what matches `where` (a pattern of names, or a predicate of the node or tensor) takes only states that `allow` says yes to.
 
     A state on one axis is a Rule for a node, (value, cotangent) for a hub, (state, held, grad) for a parameter. Where nothing legal is left, `otherwise` takes
-    the place of `allow`.
+    the place of `allow`. `said`: who asked for it, in the user's words.
     """
 
     where: Where
     axis: str
     allow: Callable[[Any], bool]
     otherwise: Callable[[Any], bool] | None = None
+    said: str = ""
 
     def matches(self, thing: Node | Tensor) -> bool:
         return fnmatch.fnmatchcase(thing.name, self.where) if isinstance(self.where, str) else self.where(thing)
