@@ -210,6 +210,8 @@ def _workload(p: Parser) -> None:
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
     names = ", ".join(OPTIMIZERS)
     p.add_argument("--optimizer", type=optimizer, metavar="NAME[:K=V,...]", default="adamw", help=f"{names}; with settings: adamw:beta2=0.99 (default: adamw)")
+    p.add_argument("--lora", metavar="K=V,...", help="train adapters beside frozen products only, such as rank=16,alpha=32,targets=q,v (or PEFT's own keys)")
+    p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
