@@ -14,11 +14,15 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph
+from planner.hints import Hint, check_hint, is_hint, parse_hint
 from planner.orders import OWN, table_fix
 from planner.schedules import SCHEDULES, schedule
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 """What `--fix` may hold besides tensor placements."""
+
+MESH_AXES = ("dp", "tp")
+"""The axes of a stage's mesh, outer first."""
 
 NOT_YET = {"cp": 1, "ep": 1}
 """Keys whose only legal value is this one in the space searched here."""
@@ -52,8 +56,12 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
     for key, value in fix.items():
+        if is_hint(value):
+            out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
+            check_hint(out[key], graph, MESH_AXES)
+            continue
         if key not in KEYS:
-            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
+            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
         out[key] = _typed(key, value)
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:

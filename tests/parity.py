@@ -17,8 +17,9 @@ from ir.plan import Plan
 from ir.program import Program
 from planner.frontends.model import Model
 from planner.lower import lower
+from planner.optimizers import with_defaults
 from planner.schedules import SCHEDULES
-from planner.single import OPTIMIZERS, single_device
+from planner.single import single_device
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.plans import Layout, cluster, plan_for
 
@@ -61,19 +62,27 @@ def ended(program: Program) -> Ended:
     return Ended(seen(done), {name: done.tensor(name) for name in state_names(program)})
 
 
+Settings = str | tuple[tuple[str, Any], ...]
+"""An optimizer by name, or all that is said of it, which a cache can hold."""
+
+
+def settings(optimizer: Settings) -> Mapping[str, Any]:
+    return with_defaults(optimizer if isinstance(optimizer, str) else dict(optimizer))
+
+
 @cache
-def on_one_device(family: str, optimizer: str, batch: int = BATCH) -> Ended:
+def on_one_device(family: str, optimizer: Settings, batch: int = BATCH) -> Ended:
     """What every plan must give again."""
     whole = model(family)
-    single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])
+    single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=settings(optimizer))
     return ended(lower(whole, single))
 
 
-def planned(family: str, want: Layout, optimizer: str = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> Plan:
-    return plan_for(model(family), want, batch=batch, seq=SEQ, memory_price=memory_price, optimizer=optimizer)
+def planned(family: str, want: Layout, optimizer: Settings = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> Plan:
+    return plan_for(model(family), want, batch=batch, seq=SEQ, memory_price=memory_price, optimizer=settings(optimizer))
 
 
-def apart(family: str, want: Layout, optimizer: str = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> dict[str, Any]:
+def apart(family: str, want: Layout, optimizer: Settings = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> dict[str, Any]:
     """`between` a plan of this layout and one device, dropout on, gradients clipped."""
     program = lower(model(family), planned(family, want, optimizer, memory_price, batch))
     return between(ended(program), on_one_device(family, optimizer, batch))

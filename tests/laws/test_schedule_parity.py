@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from planner.lower import lower
+from planner.optimizers import OPTIMIZERS
 from planner.schedules import SCHEDULES
-from planner.single import OPTIMIZERS
 from tests.models import SEQ
 from tests.parity import DEEP, apart, apart_in_time, between, ended, model, on_one_device, pipelines, same
 from tests.plans import Layout, plan_for
