@@ -1,6 +1,6 @@
 """The catalogue: every operator headrace knows, one sentence each.
 
-`algebra` (contractions), `elementwise`, `norms`, `attention`, `embedding`, `loss`, `optimizer`, `boxing` (local re-sharding).
+`algebra` (contractions), `elementwise`, `norms`, `attention`, `embedding`, `sequence`, `experts`, `loss`, `optimizer`, `boxing` (local re-sharding).
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 from ir.errors import GraphError
 from ir.op import Op
-from ir.ops import algebra, attention, boxing, elementwise, embedding, loss, norms, optimizer
+from ir.ops import algebra, attention, boxing, elementwise, embedding, experts, loss, norms, optimizer, sequence
 
-CATALOGUE: Mapping[str, Op] = {op.name: op for module in (algebra, elementwise, norms, attention, embedding, loss, optimizer, boxing) for op in module.OPS}
+MODULES = (algebra, elementwise, norms, attention, embedding, sequence, experts, loss, optimizer, boxing)
+
+CATALOGUE: Mapping[str, Op] = {op.name: op for module in MODULES for op in module.OPS}
 
 
 def catalogue(name: str) -> Op:
