@@ -1,7 +1,7 @@
 """The kinds of attention: their parameters and their part of a graph.
 
-    at.{q,k,v}  at.{q,k}.norm  at.{q,k}.rope  at.attend  at.out                      queries of several heads share a key and value head
-    at.q_down  at.q_down.norm  at.q  at.kv_down  at.kv_down.norm  at.k_rope  at.k  at.v     latent attention: from one short vector of a token
+at.{q,k,v}  at.{q,k}.norm  at.{q,k}.rope  at.attend  at.out                      queries of several heads share a key and value head
+at.q_down  at.q_down.norm  at.q  at.kv_down  at.kv_down.norm  at.k_rope  at.k  at.v     latent attention: from one short vector of a token
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def attention_params(c: ModelConfig, a: Attention, at: str = "attn") -> Params:
 
 
 def _latent_params(c: ModelConfig, a: Attention, at: str) -> Params:
-    latent, out = a.latent, {}
+    latent = a.latent
+    out: Params = {}
     assert latent is not None
     plain, queries = a.head_dim - latent.rope_dim, a.num_heads * a.head_dim
     if latent.query_rank:

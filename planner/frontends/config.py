@@ -1,7 +1,7 @@
 """The facts about a transformer that its graph and its parameters follow from, whatever family they were read from.
 
-Nouns: a model is a chain of `Block`s between an embedding and a head (with an `encoder`, two chains). A block holds `Attention`, an `Mlp` or `Experts`, a `Norm`, and
-says how these stand on the residual stream.
+Nouns: a model is a chain of `Block`s between an embedding and a head (with an `encoder`, two chains). A block holds `Attention`, an `Mlp` or `Experts`, a
+`Norm`, and says how these stand on the residual stream.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Latent:
 class Attention:
     """`num_heads` query heads share `num_kv_heads` key and value heads, of `head_dim` elements each; values have `value_dim`.
 
-    `scale` multiplies the scores, `softcap` bounds them; `window`: no query sees further back, 0 without limit. `relative`: (buckets, largest distance) of learned
-    relative positions. `norm` is that of each head's queries and keys. `query_init`: by how much smaller than others the weights of queries start.
+    `scale` multiplies the scores, `softcap` bounds them; `window`: no query sees further back, 0 without limit. `relative`: (buckets, largest distance) of
+    learned relative positions. `norm` is that of each head's queries and keys. `query_init`: by how much smaller than others the weights of queries start.
     """
 
     num_heads: int
@@ -136,9 +136,9 @@ class Experts:
     """`num_experts` MLPs like `mlp`, of which each token passes `top_k`, and one of `shared` hidden elements that all pass (0: none).
 
     `score`: `softmax` over all experts, `sigmoid` of each, or `chosen`: softmax over those chosen. `moved`: a bias of each expert moves the choice alone. With
-    `groups` > 1 only experts of the best `top_groups` can be chosen, a group counting as the sum of its `of_group` best. `normalised`: weights of a token sum to 1;
-    `factor` multiplies them. `capacity`: slots of an expert for each sample as a multiple of its even share, length x top_k / num_experts; what finds no slot is
-    dropped, and num_experts / top_k or more drops nothing. It is what imbalance costs: the busiest expert is waited for.
+    `groups` > 1 only experts of the best `top_groups` can be chosen, a group counting as the sum of its `of_group` best. `normalised`: weights of a token sum
+    to 1; `factor` multiplies them. `capacity`: slots of an expert for each sample as a multiple of its even share, length x top_k / num_experts; what finds no
+    slot is dropped, and num_experts / top_k or more drops nothing. It is what imbalance costs: the busiest expert is waited for.
     """
 
     mlp: Mlp
@@ -192,8 +192,9 @@ class ModelConfig:
 
     `learned`: positions have a learned table. `norm` is the one before the head. `tied`: the head is the embedding's table. `embed_factor`, `logit_factor`
     multiply, `softcap` bounds the logits. `head_activation`: before the head stand a projection, this activation and a norm, as in BERT. `padding`: an input
-    `mask` hides keys. `extra_predictions`: so many further tokens are predicted, each by a block like the last (DeepSeek-V3, arXiv:2412.19437, section 2.2), which
-    add `extra_weight` of their mean loss. `init_std` is the deviation of the weights' start, `init_residual_std` that of the projections that add to the residual.
+    `mask` hides keys. `extra_predictions`: so many further tokens are predicted, each by a block like the last (DeepSeek-V3, arXiv:2412.19437, section 2.2),
+    which add `extra_weight` of their mean loss. `init_std` is the deviation of the weights' start, `init_residual_std` that of the projections that add to the
+    residual.
     """
 
     family: str

@@ -161,12 +161,13 @@ def _turned(k: Keys, s: Keys, dim: int, share: float | None, share_key: str) -> 
 
 def _original(k: Keys, s: Keys) -> int:
     key = "original_max_position_embeddings"
-    return k.size(key) if k.data.get(key) is not None else s.size(key, k.size("max_position_embeddings"))
+    where = next((keys for keys in (k, s) if keys.data.get(key) is not None), None)
+    return where.size(key) if where else k.size("max_position_embeddings")
 
 
 def _yarn(k: Keys, s: Keys, theta: float, turned: int) -> Rope:
     original = _original(k, s)
-    factor = s.number("factor", k.size("max_position_embeddings") / original, "a number of 1 or more", lambda x: x >= 1)
+    factor = _required(s, "factor", 1.0) if s.data.get("factor") is not None else k.size("max_position_embeddings") / original
     amplitude = s.data.get("attention_factor")
     if amplitude is None:
         both = s.data.get("mscale") and s.data.get("mscale_all_dim")

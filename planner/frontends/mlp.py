@@ -1,7 +1,7 @@
 """The kinds of MLP: one that every token passes, or experts of which each token passes a few; their parameters and their part of a graph.
 
-    at.{gate,up,act,down}
-    at.router  at.choice  at.dispatch  at.experts.{gate,up,act,down}  at.combine  at.shared.{gate,up,act,down}  at.sum
+at.{gate,up,act,down}
+at.router  at.choice  at.dispatch  at.experts.{gate,up,act,down}  at.combine  at.shared.{gate,up,act,down}  at.sum
 """
 
 from __future__ import annotations

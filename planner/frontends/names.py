@@ -50,27 +50,27 @@ class Origin:
     shift: float = 0.0
 
 
-Fused = Mapping[str, Callable[[ModelConfig], Columns]]
-"""By the name inside a block: which columns of the fused matrix it is."""
+Where = Callable[[ModelConfig], Columns]
+"""Which columns of a fused matrix something is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """A family's names. `outside`: whole names of parameters outside of blocks. `inside`: names inside a block, of a node or of a whole parameter.
 
-    `block` is what stands before a block's name, `{i}` its number. `straight`: projections that hold [inputs, outputs] there too. `shapes`: of
-    parameters that have other dims there. `plus_one`: norms multiply by 1 + weight. `parallel`: names inside a block where attention and MLP have norms of
-    their own side by side. `encoder`: the names of an encoder's stack.
+    `block` is what stands before a block's name, `{i}` its number. `fused`: by the name inside a block. `straight`: projections that hold [inputs, outputs]
+    there too. `shapes`: of parameters that have other dims there. `plus_one`: norms multiply by 1 + weight. `renamed`: names inside a block that depend on the
+    config. `encoder`: the names of an encoder's stack.
     """
 
     block: str
     outside: Mapping[str, str]
     inside: Mapping[str, str]
-    fused: Fused = field(default_factory=dict)
+    fused: Mapping[str, Where] = field(default_factory=dict)
     straight: tuple[str, ...] = ()
     shapes: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
     plus_one: bool = False
-    parallel: Mapping[str, str] = field(default_factory=dict)
+    renamed: Callable[[ModelConfig], Mapping[str, str]] = lambda _: {}
     encoder: Names | None = None
 
     def origin(self, c: ModelConfig, name: str, param: Param) -> Origin:
@@ -90,11 +90,11 @@ class Names:
         if not name.startswith("h."):
             return self.outside[inside] if inside in self.outside else f"{self.outside[at]}.{kind}"
         before = self.block.format(i=name.split(".", 2)[1])
-        names = {**self.inside, **self.parallel} if c.blocks[0].residual == "parallel" else self.inside
+        names = {**self.inside, **self.renamed(c)}
         return before + (names[inside] if inside in names else f"{names[at]}.{kind}")
 
 
-def of_heads(which: str) -> Callable[[ModelConfig], Columns]:
+def of_heads(which: str) -> Where:
     """Queries, keys or values fused head by head: [q of the group's heads, k, v] for every key head."""
 
     def columns(c: ModelConfig) -> Columns:
@@ -106,7 +106,7 @@ def of_heads(which: str) -> Callable[[ModelConfig], Columns]:
     return columns
 
 
-def side_by_side(which: str) -> Callable[[ModelConfig], Columns]:
+def side_by_side(which: str) -> Where:
     """All queries, then all keys, then all values."""
 
     def columns(c: ModelConfig) -> Columns:
@@ -118,7 +118,7 @@ def side_by_side(which: str) -> Callable[[ModelConfig], Columns]:
     return columns
 
 
-def halves(of: Callable[[ModelConfig], int], which: str) -> Callable[[ModelConfig], Columns]:
+def halves(of: Callable[[ModelConfig], int], which: str) -> Where:
     """The gate's half of a matrix, then the other."""
 
     def columns(c: ModelConfig) -> Columns:

@@ -8,9 +8,9 @@ What a block does is told by its config (`planner.frontends.config`), in `planne
     ln_f  lm_head  loss                               layer L + 1
 
 An encoder's blocks are `enc.h.<i>`; they come first in the chain, the decoder's embedding stands in the layer of its first block, and what the encoder gave is
-carried on from layer to layer, so that a pipeline cut anywhere is crossed by it and the stream alone. The block of an extra prediction is `mtp.<i>.h`.
-Inputs are `ids` and `labels`; with an encoder `source`, the tokens that it reads; with token types `token_types`; with padding `mask` (0 where a key is hidden);
-for images `pixels` instead of `ids`; `labels2`, ... are the labels of extra predictions.
+carried on from layer to layer, so that a pipeline cut anywhere is crossed by it and the stream alone. The block of an extra prediction is `mtp.<i>.h`. Inputs
+are `ids` and `labels`; with an encoder `source`, the tokens that it reads; with token types `token_types`; with padding `mask` (0 where a key is hidden); for
+images `pixels` instead of `ids`; `labels2`, ... are the labels of extra predictions.
 
 A parameter is called like the node that reads it, plus `.weight` or `.bias`. Projections hold [inputs, outputs]; the two tables `wte.weight` and
 `lm_head.weight` hold [vocabulary, hidden], so that a tied head reads the very tensor of the embedding.
@@ -112,9 +112,9 @@ def num_params(c: ModelConfig) -> int:
 def build(c: ModelConfig, name: str, batch: int, seq: int, dtype: str) -> Graph:
     """The forward graph of one microbatch of `batch` samples of `seq` tokens (an image's patches and its class token), output the scalar `loss`.
 
-    The loss is the mean over tokens or images. `labels` [batch, seq] are what each position shall say: the next tokens, already shifted, or the masked ones; of an
-    image [batch, 1] its class. An encoder reads as many tokens as the decoder. Raises GraphError when a size is not a whole number of 1 or more, the sequence
-    is longer than the learned positions, or not that of the image.
+    The loss is the mean over tokens or images. `labels` [batch, seq] are what each position shall say: the next tokens, already shifted, or the masked ones; of
+    an image [batch, 1] its class. An encoder reads as many tokens as the decoder. Raises GraphError when a size is not a whole number of 1 or more, the
+    sequence is longer than the learned positions, or not that of the image.
     """
     _check_sizes(c, name, batch, seq)
     write = _Model(c, Builder(name), dtype_name(dtype), batch, seq)
@@ -195,7 +195,7 @@ class _Model(Writer):
         x = self.embedding("source", "enc.")
         for i, block in enumerate(c.encoder):
             self.layer = i + 1
-            x = self.block(block, f"enc.h.{i}", x, None, "enc.relative.weight", 1.0)
+            x = self.block(block, f"enc.h.{i}", x, None, "enc.relative.weight")
         assert c.norm is not None
         return self.dropout("enc.drop", self.norm(c.norm, "enc.ln_f", x), c.embed_dropout)
 

@@ -191,7 +191,8 @@ FALCON = Family(
             "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.out": "self_attention.dense", "mlp.up": "mlp.dense_h_to_4h",
             "mlp.down": "mlp.dense_4h_to_h", **{f"attn.{name}": "self_attention.query_key_value" for name in "qkv"},
         },
-        fused={f"attn.{name}": of_heads(name) for name in "qkv"}, parallel={"ln_1": "ln_attn", "ln_2": "ln_mlp"},
+        fused={f"attn.{name}": of_heads(name) for name in "qkv"}, 
+        renamed=lambda c: {"ln_1": "ln_attn", "ln_2": "ln_mlp"} if c.blocks[0].residual == "parallel" else {},
     ),
 )  # fmt: skip
 
@@ -249,7 +250,8 @@ def _gemma(k: Keys) -> ModelConfig:
             turned = rope(k, dim, theta=1e6, kind="full_attention")
         return Attention(
             heads, shared, dim, k.above_0("query_pre_attn_scalar", 256) ** -0.5, rope=turned, window=window,
-            softcap=k.above_0("attn_logit_softcapping", 50.0) if _capped(k, "attn_logit_softcapping") else 0.0, norm=norm if three else None, qkv_bias=bias,
+            softcap=k.above_0("attn_logit_softcapping", 50.0) if not three and _capped(k, "attn_logit_softcapping") else 0.0,
+            norm=norm if three else None, qkv_bias=bias,
             out_bias=bias, dropout=k.probability("attention_dropout", 0.0),
         )  # fmt: skip
 
@@ -269,7 +271,7 @@ def _told(k: Keys) -> dict[str, object]:
 
 
 def _capped(k: Keys, key: str) -> bool:
-    """gemma2 caps where the config does not speak of it, gemma3 does not; null: not at all."""
+    """gemma2 caps where the config does not speak of it, gemma3 does not; null: not at all. `transformers` caps the logits alone of gemma3."""
     return k.data.get(key, 1.0 if k.family == "gemma2" else None) is not None
 
 
@@ -279,8 +281,7 @@ GEMMA = Family(
     Names(
         "model.layers.{i}.",
         LLAMA_OUTSIDE,
-        LLAMA_INSIDE
-        | {"ln_1_after": "post_attention_layernorm", "ln_2": "pre_feedforward_layernorm", "ln_2_after": "post_feedforward_layernorm"},
+        LLAMA_INSIDE | {"ln_1_after": "post_attention_layernorm", "ln_2": "pre_feedforward_layernorm", "ln_2_after": "post_feedforward_layernorm"},
         plus_one=True,
     ),
 )
