@@ -25,8 +25,9 @@ from planner.arena import share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.orders import orders_of, splits
+from planner.orders import firings, in_its_copy, orders_of, splits
 from planner.place import SiteTasks, Task, Value, place
+from planner.pricing import work_of
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
 
@@ -60,8 +61,9 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     plan = plan.squeezed()
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
-    slots = orders_of(plan)
-    moments = {(p, slot.microbatch): at for at, slot in enumerate(one_line(slots)) for p in passes_of(slot)}
+    scheduled = orders_of(plan)
+    moments = {(p, slot.microbatch): at for at, slot in enumerate(in_its_copy(one_line(scheduled), plan)) for p in passes_of(slot)}
+    slots = tuple(in_its_copy(order, plan) for order in scheduled)
     chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
@@ -78,9 +80,10 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained,
+        "cuts": tuple(sorted({s.first for s in plan.stages})), "loss": joint.graph.outputs[0],
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
+    return share(Program(plan.model, firings(plan), tuple(actors), tuple(registers), orders, meta), passes)
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -205,7 +208,7 @@ class _Writer:
         """
         if value.clock == "step":
             return 1
-        life, m = self.lives[value.name], self.plan.num_microbatches
+        life, m = self.lives[value.name], firings(self.plan)
         kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
         waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
         return min(max(kept + life.is_in_transit, waiting), m)
@@ -279,7 +282,14 @@ class _Writer:
             channel = f"{task.name.rpartition('.')[0]}/{src}"
             return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
         stride = self.plan.microbatch if task.kind == "load" else 0
+        if task.kind == "load":
+            first = self._first_sample(task)
+            region = ((region[0][0] + first, region[0][1] + first), *region[1:])
         return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+
+    def _first_sample(self, task: Task) -> int:
+        """Where in the batch the first microbatch of the task's copy of the pipeline begins."""
+        return self.plan.copy_of(task.stage) * firings(self.plan) * self.plan.microbatch
 
     def _compute(self, rank: int, task: Task) -> Work:
         tensors = [self.here.values[v].tensor for v in (*task.reads, *task.updates)]
@@ -289,20 +299,21 @@ class _Writer:
             copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
             if attrs.pop("elsewhere") or copy:
                 return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
-        key = (rank, task.op, task.rules, task.clock, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        first = self._first_sample(task) if task.clock == "microbatch" and catalogue(task.op).random else 0
+        key = (rank, task.op, task.rules, task.clock, first, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
         if key not in self.kernels:
-            self.kernels[key] = self._kernel(rank, task, tensors, attrs)
+            self.kernels[key] = self._kernel(rank, task, tensors, attrs, first)
         return self.kernels[key]
 
-    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any]) -> Work:
+    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any], first_sample: int) -> Work:
         op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
         total = op.bind([t.shape for t in tensors], attrs, task.name)
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
+        at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
-        ins, outs = op.elements_of(sizes)
-        width = DTYPE_BYTES[dtype]
+        coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         return Work(
-            "compute", task.op, dtype, op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes), (), attrs, sizes, total,
+            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 

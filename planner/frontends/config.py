@@ -120,7 +120,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """`activation` is `gelu` (exact), `gelu_tanh`, `silu` or `relu`; `gated`: it multiplies a second projection. `limit` > 0: gpt-oss's clamped form of silu."""
+    """`activation` is `gelu` (exact), `gelu_tanh`, `silu` or `relu`; `gated`: it multiplies a second projection. `limit` > 0: gpt-oss's clamped silu."""
 
     hidden: int
     activation: str

@@ -191,7 +191,7 @@ FALCON = Family(
             "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm", "attn.out": "self_attention.dense", "mlp.up": "mlp.dense_h_to_4h",
             "mlp.down": "mlp.dense_4h_to_h", **{f"attn.{name}": "self_attention.query_key_value" for name in "qkv"},
         },
-        fused={f"attn.{name}": of_heads(name) for name in "qkv"}, 
+        fused={f"attn.{name}": of_heads(name) for name in "qkv"},
         renamed=lambda c: {"ln_1": "ln_attn", "ln_2": "ln_mlp"} if c.blocks[0].residual == "parallel" else {},
     ),
 )  # fmt: skip
