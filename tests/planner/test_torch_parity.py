@@ -116,6 +116,21 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
+             "max_position_embeddings": 17, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 3},
+    "bert, padded": {"model_type": "bert", "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
+                     "max_position_embeddings": 17, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "padding": True, "hidden_act": "gelu_new"},
+    "vit": {"model_type": "vit", "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40, "image_size": 12,
+            "patch_size": 4, "num_labels": VOCAB},
+    "t5": {"model_type": "t5", "vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "d_ff": 40, "num_layers": 3, "num_heads": 4, "dropout_rate": 0.0,
+           "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10},
+    "t5, gated, a shorter decoder": {"model_type": "t5", "vocab_size": VOCAB, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4,
+                                     "num_decoder_layers": 2, "dropout_rate": 0.0, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}  # fmt: skip
+HEADS = {"bert": "AutoModelForMaskedLM", "vit": "AutoModelForImageClassification", "t5": "AutoModelForSeq2SeqLM"}
+
+
 @contextmanager
 def in_float64() -> Iterator[None]:
     """transformers computes RoPE, RMSNorm, softmax and routers in float32 whatever the dtype; here what it calls float32 is float64, so that all of it is
@@ -151,7 +166,8 @@ def twin(config: dict[str, Any], dtype: Any) -> Any:
     made = transformers.AutoConfig.for_model(**config)
     torch.manual_seed(7)
     made._experts_implementation = "eager"
-    module = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").to(dtype).eval()
+    head = getattr(transformers, HEADS.get(config["model_type"], "AutoModelForCausalLM"))
+    module = head.from_config(made, attn_implementation="eager").to(dtype).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, dtype=torch.float64).to(dtype), alpha=0.1)
@@ -205,6 +221,47 @@ def _compare(case: str, dtype: str, loss_limit: float, grad_limit: float) -> Non
     assert grads.keys() == true_grads.keys()
     worst = max((relative(grads[key], true_grads[key]), key) for key in grads)
     assert worst[0] <= grad_limit, worst
+
+
+def encoder_inputs(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Inputs by our names."""
+    rng = np.random.default_rng(4)
+    ids, labels = data()
+    if config["model_type"] == "vit":
+        return {"pixels": rng.normal(size=(BATCH, 3, config["image_size"], config["image_size"])), "labels": labels[:, :1]}
+    if config["model_type"] == "t5":
+        return {"source": rng.integers(0, VOCAB, ids.shape), "ids": ids, "labels": labels}
+    given = {"ids": ids, "labels": labels, "token_types": rng.integers(0, config.get("type_vocab_size", 2), ids.shape)}
+    return given | ({"mask": (np.arange(SEQ) < np.array([[SEQ], [SEQ - 4]])).astype(np.int64)} if config.get("padding") else {})
+
+
+THEIR_INPUTS = {
+    "bert": {"ids": "input_ids", "token_types": "token_type_ids", "mask": "attention_mask"}, "vit": {"pixels": "pixel_values"},
+    "t5": {"source": "input_ids", "ids": "decoder_input_ids"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_loss_and_gradients_of_encoders_are_pytorchs(case: str) -> None:
+    config = ENCODERS[case]
+    given, model = encoder_inputs(config), Model(case, parse(config, case))
+    with in_float64():
+        module = twin(config, torch.float64)
+        named = THEIR_INPUTS[config["model_type"]]
+        logits = module(**{theirs: torch.from_numpy(given[ours]) for ours, theirs in named.items() if ours in given}).logits
+        true = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), torch.from_numpy(given["labels"]).reshape(-1))
+        true.backward()
+        weights = from_torch(model, module.state_dict())
+    seq = model.max_seq if config["model_type"] == "vit" else SEQ
+    inputs = {"ids": np.zeros(()), **given}
+    loss, grads = reference.step(model.graph(BATCH, seq, "float64"), weights, **inputs)
+    assert abs(loss - true.item()) <= 1e-12
+    found = to_torch(model, grads, are_gradients=True)
+    true_grads = {name: p.grad.numpy() for name, p in module.named_parameters()}
+    assert found.keys() == true_grads.keys()
+    for key, grad in found.items():
+        # a key's bias moves all scores of a query alike, so its gradient is rounding
+        assert np.abs(grad - true_grads[key]).max() <= 1e-10 * max(np.abs(true_grads[key]).max(), 1e-4), key
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -268,6 +325,7 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _SIZES = {"vocab_size": 99, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 40, "num_attention_heads": 32}
 LEFT_OUT |= {f: _SIZES | {"max_position_embeddings": 8} for f in ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt_neox", "phi", "gemma2", "gemma3_text")}
+LEFT_OUT |= {"bert": {}, "vit": {}, "t5": {"vocab_size": 99, "d_model": 32, "d_ff": 48, "num_layers": 3, "num_heads": 4}}
 LEFT_OUT |= {f: _SIZES | {"num_experts_per_tok": 2} for f in ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3")}
 
 
@@ -283,7 +341,8 @@ def test_zoo_models_have_the_parameters_of_transformers(name: str) -> None:
     layers = "n_layer" if "n_layer" in config_of(name) else "num_hidden_layers"
     made = transformers.AutoConfig.for_model(**{**config_of(name), layers: 2})
     with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(made)
+        head = getattr(transformers, HEADS.get(config["model_type"], "AutoModelForCausalLM"))
+    module = head.from_config(made)
     model = load(name, num_layers=2)
     assert model.num_params == sum(p.numel() for p in module.parameters())
     shapes = {key: tuple(p.shape) for key, p in module.named_parameters()}
