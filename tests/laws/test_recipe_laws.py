@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ir.errors import InputError
 from planner.frontends import load
 from planner.frontends.model import Model
 from planner.lower import lower
-from planner.recipes.bill import BUBBLES, SHARES, Bill
+from planner.recipes.bill import BUBBLES, SHARES, Bill, Pricer
 from planner.recipes.release import release_of
 from planner.recipes.run import Run, Shape
 from planner.recipes.shares import Shares
 from planner.recipes.step import step
+from planner.recipes.study import fitted
+from planner.recipes.timetable import timetable
+from planner.recipes.validate import bundled_entries
 from planner.recipes.works import Kernel, Works, embedding, flops, head, layer
 from planner.schedules import schedule
 from planner.schedules.pipe import Pipe, StageTimes
@@ -103,3 +108,23 @@ def test_bubbles_of_split_backwards_are_near_those_of_the_orders(passes: tuple[f
         # H2 lets a step begin while the one before drains: each rank counts from its own first start
         exact = float(makespan[0]) if name == "zb-1p" else float((ends - start[0, :, 0]).max())
         assert pipeline(name, 4, 12, *passes) == pytest.approx(exact, rel=0.03), name
+
+
+@pytest.mark.parametrize(
+    "name", ["zb-t4-1F1B-6.2B-24", "zb-t4-1F1B-I-6.2B-24", "zb-t6-ZB-1p-6.2B-48", "zb-t6-ZB-V-6.2B-48", "zb-t4-ZB-2p-6.2B-64", "vtrain-m-34"]
+)
+def test_the_closed_form_is_near_the_exact_times_of_a_runs_orders(name: str) -> None:
+    run = next(e.run for e in bundled_entries() if e.id == name)
+    assert run is not None
+    bill, shares = Pricer().bill(run), replace(fitted(run).shares, hop=0.0)
+    found = timetable(run, bill, shares)
+    assert float(step(bill, shares).total[0]) == pytest.approx(found.step_s, rel=0.02)
+    assert len(found.start_s) == run.pp
+    assert max(found.end_s) <= found.step_s + max(found.start_s)
+
+
+def test_a_run_without_pipeline_has_no_timetable() -> None:
+    run = next(e.run for e in bundled_entries() if e.id == "vtrain-m-2")
+    assert run is not None
+    with pytest.raises(InputError, match="no orders"):
+        timetable(run, Pricer().bill(run), Shares())
