@@ -68,7 +68,7 @@ class Bounds:
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
         nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
         tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        gradients = graph.num_params / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
+        gradients = sum(p.num_elements for p in graph.trained) / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
         reduce_s = self.cost.collective_s("all_reduce", gradients, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
         passes = c.num_microbatches + c.pp - 1
         return self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)

@@ -99,7 +99,7 @@ class CostModel:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
         if gemm:
             return self._gemm(device, dtype).seconds(gemm, nbytes, bandwidth)
-        table = device.profile.get("ops", {}).get(op)
+        table = device.profile.get("ops", {}).get(measured_as(op))
         if table is not None and dtype in table["s_per_element"]:
             return float(table["launch_s"] + table["s_per_element"][dtype] * nbytes / DTYPE_BYTES[dtype] + flops * table.get("s_per_flop", {}).get(dtype, 0.0))
         busy = flops / self._vector_rate(device, op, dtype) if flops else 0.0
@@ -124,10 +124,11 @@ class CostModel:
         """
         device = self.cluster.devices[rank]
         ops = device.profile.get("ops", {})
-        table, d = ops.get(work.op), work.sizes.get("d")
+        name, d = measured_as(work.op), work.sizes.get("d")
+        table = ops.get(name)
         if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
             return 0.0
-        pairs = work.flops / (2 * PRODUCTS[work.op] * d)
+        pairs = work.flops / (2 * PRODUCTS[name] * d)
         shape = (1, 64, work.sizes.get("z", 64), MEASURED_HEAD)
         product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
         beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
@@ -210,12 +211,22 @@ class CostModel:
         """Seconds of one firing on `rank`, once it runs."""
         if work.kind == "compute":
             seconds = self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
-            return seconds + self._level(work.op) * self._attention_s(work, rank) if work.op in PRODUCTS else seconds
+            return seconds + self._level(work.op) * self._attention_s(work, rank) if measured_as(work.op) in PRODUCTS else seconds
         if work.kind == "collective":
             return self.collective_s(work.op, work.nbytes, work.group)
         if work.kind in ("send", "recv"):
             return self.p2p_s(work.nbytes, *work.group)
         return work.nbytes / self.cluster.devices[rank].bytes_per_s
+
+
+def measured_as(op: str) -> str:
+    """The operator whose measured figures stand for this one: attention with sinks, a mask or relative positions does the products of plain attention.
+
+    >>> measured_as("attention_relative.grad"), measured_as("linear")
+    ('attention.grad', 'linear')
+    """
+    name, dot, grad = op.partition(".")
+    return "attention" + dot + grad if name.startswith("attention_") else op
 
 
 PEAK_DTYPE = {"fp8_block": "fp8"}

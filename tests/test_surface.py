@@ -13,12 +13,12 @@ from headrace.cli import INTERRUPTED
 from headrace.options import parser, verb_parsers
 from ir import errors
 
-WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--fix", "--memory-fraction", "--budget"}
+WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--memory-fraction", "--budget"}
 SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "plan": (("model", "cluster"), {*WORKLOAD, "--top", "--strict", "-o", "--output"}),
     "simulate": (("model", "cluster"), {*WORKLOAD, "--plan", "--trace", "--timeline"}),
     "check": (("plan",), {"--cluster", "--strict"}),
-    "explain": (("plan",), {"--why-not"}),
+    "explain": (("plan",), {"--why-not", "--about", "--against"}),
     "lower": (("plan",), {"-o", "--output"}),
     "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--checkpoint", "--resume", "--timeline"}),
     "diff": (("predicted", "measured"), {"--trace"}),
