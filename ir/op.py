@@ -129,6 +129,7 @@ class Op:
     operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
     `copies`: the output is the input unchanged, so that whoever needs it may read the input.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
+    `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
     """
 
     name: str
@@ -147,6 +148,7 @@ class Op:
     random: bool = False
     copies: bool = False
     gathered: frozenset[str] = frozenset()
+    past: str = ""
 
     @property
     def sentence(self) -> str:
@@ -372,7 +374,7 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
-    gathered: str = "", copies: bool = False,
+    gathered: str = "", copies: bool = False, past: str = "",
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -382,7 +384,7 @@ def op(
     groups = tuple(_linear_group(group, outs) for group in linear)
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
-        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies,
+        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, past=past,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

@@ -26,6 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import orders_of, splits
+from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slot, unrolled_slots, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
@@ -51,21 +52,22 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
-    """Forward and backward of one microbatch; nothing in it depends on placements."""
-    return backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
+    """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
+    return backward(scale_loss(unroll(graph, plan), plan.num_microbatches), unrolled_layers(plan, plan.recompute))
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
     """What `lower` gives, without proofs."""
-    plan = plan.squeezed()
+    orders, k = orders_of(plan), max(1, len(plan.pieces))
+    slots, line = unrolled_slots(orders, k), [unrolled_slot(slot, k) for slot in one_line(orders, k)]
+    moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
+    chained = len(plan.sites) == len(plan.stages) and k == 1 and not splits(plan)
+    plan = unrolled_plan(plan.squeezed(), joint.graph)
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
-    slots = orders_of(plan)
-    moments = {(p, slot.microbatch): at for at, slot in enumerate(one_line(slots)) for p in passes_of(slot)}
-    chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
-    orders: dict[Queue, tuple[Firing, ...]] = {}
+    frozen: dict[Queue, tuple[Firing, ...]] = {}
     passes: dict[str, str] = {}
     for i, site in enumerate(sites):
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
@@ -73,14 +75,14 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
             if rank in wanted:
                 actors += writer.actors(rank)
                 registers += writer.registers(rank)
-                orders.update(writer.orders(rank))
+                frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": whole_name(joint.graph.outputs[0]),
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
+    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), frozen, meta), passes)
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -279,6 +281,7 @@ class _Writer:
             channel = f"{task.name.rpartition('.')[0]}/{src}"
             return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
         stride = self.plan.microbatch if task.kind == "load" else 0
+        region = region if task.first is None else _later(region, task.first)
         return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
 
     def _compute(self, rank: int, task: Task) -> Work:
@@ -289,7 +292,7 @@ class _Writer:
             copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
             if attrs.pop("elsewhere") or copy:
                 return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
-        key = (rank, task.op, task.rules, task.clock, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        key = (rank, task.op, task.rules, task.clock, task.first, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
         if key not in self.kernels:
             self.kernels[key] = self._kernel(rank, task, tensors, attrs)
         return self.kernels[key]
@@ -298,6 +301,9 @@ class _Writer:
         op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
         total = op.bind([t.shape for t in tensors], attrs, task.name)
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
+        if task.first is not None and "s" in total:
+            at["s"] += task.first
+            total |= dict.fromkeys({"s", op.past} & total.keys(), self.plan.seq)
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
         ins, outs = op.elements_of(sizes)
         width = DTYPE_BYTES[dtype]
@@ -339,6 +345,11 @@ class _Writer:
         attrs = {"src_region": region, "dst_region": region, "reduce": "sum", "src": "P", "dst": "B"}
         name = task.name if task.everyone else f"{task.name}/{group[0]}"
         return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), name
+
+
+def _later(region: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """The region of a piece's input [batch, tokens, ...] in that of the whole sequence."""
+    return (region[0], (region[1][0] + tokens, region[1][1] + tokens), *region[2:])
 
 
 def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh: Mesh, rank: int) -> tuple[dict[str, int], dict[str, int]]:

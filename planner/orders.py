@@ -76,7 +76,7 @@ def orders_of(plan: Plan) -> Orders:
     """What each pipeline rank runs, in order."""
     if plan.orders:
         return tuple(tuple(map(Slot.parse, row.split())) for row in plan.orders)
-    return schedule(plan.schedule).orders(len(plan.sites), plan.num_microbatches, len(plan.stages) // len(plan.sites))
+    return schedule(plan.schedule, len(plan.pieces)).orders(len(plan.sites), plan.num_microbatches, len(plan.stages) // len(plan.sites))
 
 
 def splits(plan: Plan) -> bool:
@@ -93,9 +93,12 @@ def check_schedule(plan: Plan) -> None:
     if plan.orders:
         if plan.schedule not in OWN:
             raise PlanError(f"schedule `{plan.schedule}` has orders of its own; a plan that brings orders calls its schedule {' or '.join(OWN)}")
-        check_orders(orders_of(plan), lambda stage: _site_of(plan, stage), plan.num_microbatches)
+        num_pieces = max(1, len(plan.pieces))
+        check_orders(orders_of(plan), lambda stage: _site_of(plan, stage), plan.num_microbatches * num_pieces, pieces=num_pieces)
         return
-    chosen = schedule(plan.schedule)
+    chosen = schedule(plan.schedule, len(plan.pieces))
+    if chosen.pieces != max(1, len(plan.pieces)):
+        raise PlanError(f"schedule `{plan.schedule}` cuts sequences, and the plan does not say where; give the tokens of its pieces")
     if chosen.copies > 1:
         raise PlanError(f"schedule `{plan.schedule}` keeps every parameter {chosen.copies} times; a plan holds one copy: choose dualpipe-v, its half")
     if chosen.num_chunks(num_chunks) != num_chunks:

@@ -208,12 +208,12 @@ OPS = (
     # and with dropout of the probabilities p and salt. lse is the log of the softmax's denominator.
     op(
         "attention(q[b s (g r d)], k[b z (g d)], v[b z (g d)]) -> out[b s (g r d)], lse[b s (g r)]",
-        attention, whole="z r d", linear=["v -> out"], stop="lse", grads=("attention.grad",), flops=products(2), random=True,
+        attention, whole="z r d", linear=["v -> out"], stop="lse", grads=("attention.grad",), flops=products(2), random=True, past="z",
     ),
     op(
         "attention.grad(dout[b s (g r d)], q[b s (g r d)], k[b z (g d)], v[b z (g d)], out[b s (g r d)], lse[b s (g r)])"
         " -> dq[b s (g r d)], dk[b z (g d)], dv[b z (g d)]",
-        attention_grad, whole="r d", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(5), random=True,
+        attention_grad, whole="r d", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(5), random=True, past="z",
     ),
     # attrs: d, theta and, for linear scaling, factor, or for Llama 3's factor, low, high, original (Hugging Face's rope_scaling of type llama3)
     op("rope(x[b s (h d)]) -> out[b s (h d)]", rope, whole="d", linear=["x"], grads=("rope.dx",), flops=each(3)),
