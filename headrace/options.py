@@ -13,8 +13,9 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
-FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp")
+FIXES = "dp tp pp vpp mbs schedule seq_chunks (pieces that a causal sequence is cut into, for the schedule seq1f1b) recompute zero sp"
+FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
 OPTIMIZERS = ("adamw", "sgd")
 BACKENDS = ("numpy", "cupy", "null")
 
@@ -180,7 +181,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--seq", type=count, metavar="N", default=None, help="tokens of a sequence (default: the model's longest)")
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
     p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(default: adamw)")
-    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help="what the plan must keep, of dp tp pp mbs schedule recompute zero sp")
+    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=f"what the plan must keep, of {FIXES}")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 

@@ -26,7 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import orders_of, splits
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slot, unrolled_slots, whole_name
+from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slot, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
@@ -263,7 +263,7 @@ class _Writer:
         reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
         return Actor(
             self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
-            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, task.layer,
+            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, whole_layer(self.plan, task.layer),
         )  # fmt: skip
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:

@@ -26,15 +26,20 @@ def rows_of(orders: Orders) -> tuple[str, ...]:
     return tuple(" ".join(map(str, order)) for order in orders)
 
 
-def table_fix(path: str) -> dict[str, Any]:
-    """What a user's table decides: `schedule`, `pp`, `vpp`, `num_microbatches` and `orders`. InputError or PlanError where it cannot be read or run."""
+def table_fix(path: str, num_pieces: int = 1) -> dict[str, Any]:
+    """What a user's table decides: `schedule`, `pp`, `vpp`, `num_microbatches` and `orders`. InputError or PlanError where it cannot be read or run.
+
+    With sequences cut into pieces the table counts pieces.
+    """
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--fix schedule={path}: the table cannot be read ({error}); write one line a rank, as in `0F0,0F1,0B0,0B1`") from error
     orders = passes(read(text))
-    num_microbatches = 1 + max(slot.microbatch for order in orders for slot in order)
-    check_orders(orders, None, num_microbatches)
+    num_microbatches, left = divmod(1 + max(slot.microbatch for order in orders for slot in order), num_pieces)
+    if left:
+        raise PlanError(f"--fix schedule={path}: the table runs {num_microbatches * num_pieces + left} pieces, no multiple of seq_chunks = {num_pieces}")
+    check_orders(orders, None, num_microbatches * num_pieces, pieces=num_pieces)
     num_stages, num_ranks = 1 + max(slot.stage for order in orders for slot in order), len(orders)
     if num_stages % num_ranks:
         raise PlanError(f"--fix schedule={path}: {num_stages} stages on {num_ranks} ranks; give every rank the same number of stages")
@@ -50,12 +55,14 @@ def rank_of(name: str, rows: tuple[str, ...], stage: int, num_ranks: int) -> int
 
 def is_plain(name: str, num_chunks: int) -> bool:
     """Whether ranks run one stage each and weight gradients follow their input gradients: what closed forms of time and memory hold for."""
-    return num_chunks == 1 and name not in OWN and not schedule(name).splits
+    return num_chunks == 1 and name not in OWN and not schedule(name).splits and schedule(name).pieces == 1
 
 
-def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> float:
+def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int, num_pieces: int = 0) -> float:
     """Activations, in microbatches of its whole share, that the first rank keeps at most; with orders of one's own a guess, what 1F1B keeps."""
-    return schedule("1f1b" if name in OWN else name).stash(0, num_ranks, num_microbatches, 1 if name in OWN else num_chunks)
+    if name in OWN:
+        return schedule("1f1b").stash(0, num_ranks, num_microbatches)
+    return schedule(name, num_pieces).stash(0, num_ranks, num_microbatches, num_chunks)
 
 
 def auto_orders(plan: Plan, program: Program, cost: CostModel, spare: Mapping[int, float]) -> Orders:

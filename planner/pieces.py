@@ -42,6 +42,16 @@ def whole_name(name: str) -> str:
     return _PIECE.sub("", name)
 
 
+def mark_of(name: str) -> str:
+    """What tells the name from that of another piece; empty where it is of the whole.
+
+    >>> mark_of("h.0.attn.q~2.dw"), mark_of("h.0.attn.q")
+    ('~2', '')
+    """
+    found = _PIECE.search(name)
+    return found[0] if found else ""
+
+
 def start_of(plan: Plan, stage: int) -> int | None:
     """Where the tokens of a stage of an unrolled plan start in the sequence; None where sequences are whole."""
     return sum(plan.pieces[: stage % len(plan.pieces)]) if plan.pieces else None
@@ -97,6 +107,15 @@ def _layer(stages: Sequence[Stage], k: int, layer: int, piece: int) -> int:
 
 def _rules(rules: tuple[Rule, ...], node: Node) -> tuple[Rule, ...]:
     return tuple(over_rule(rule, catalogue(node.op)) for rule in rules) if parted(node.op)[1] > 1 else rules
+
+
+def whole_layer(plan: Plan, layer: int) -> int:
+    """The layer of the whole graph that a layer of an unrolled plan is a piece of."""
+    if not plan.pieces:
+        return layer
+    stage = plan.stage_of(layer)
+    at, piece = plan.stages[stage], stage % len(plan.pieces)
+    return (at.first - piece * (at.last - at.first)) // len(plan.pieces) + layer - at.first
 
 
 # ---- the graph -------------------------------------------------------------------------------------------------------------------------------------
@@ -193,7 +212,7 @@ def balanced(graph: Graph, num_pieces: int) -> tuple[int, ...]:
     >>> balanced(load("gpt2").graph(1, 1024), 4), balanced(load("llama-3-8b").graph(1, 131072), 4)
     ((288, 256, 256, 224), (56576, 30592, 23808, 20096))
     """
-    seq = _length(graph)
+    seq = sequence_length(graph)
     if not 1 <= num_pieces <= seq:
         raise PlanError(f"a sequence of {seq} tokens cannot be cut into {num_pieces} pieces; legal are 1 to {seq}")
     grain = min(GRAIN, 1 << max(0, int(math.log2(seq / (8 * num_pieces))) if seq >= 8 * num_pieces else 0))
@@ -212,7 +231,8 @@ def balanced(graph: Graph, num_pieces: int) -> tuple[int, ...]:
 _Kind = tuple[Op, tuple[tuple[str, int], ...], tuple[tuple[str, Any], ...]]
 
 
-def _length(graph: Graph) -> int:
+def sequence_length(graph: Graph) -> int:
+    """Tokens of a sequence of the graph."""
     return next(graph.sizes(n)["s"] for n in graph.nodes if "s" in graph.sizes(n))
 
 
@@ -237,4 +257,7 @@ def _flops(kinds: Mapping[_Kind, int], length: int) -> float:
     return total
 
 
-__all__ = ["balanced", "piece_name", "start_of", "unroll", "unrolled_layers", "unrolled_plan", "unrolled_slot", "unrolled_slots", "whole_name"]
+__all__ = [
+    "balanced", "mark_of", "piece_name", "sequence_length", "start_of", "unroll", "unrolled_layers", "unrolled_plan", "unrolled_slot", "unrolled_slots",
+    "whole_layer", "whole_name",
+]  # fmt: skip

@@ -22,7 +22,7 @@ from ir.plan import Plan
 from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
-from planner.pieces import start_of, whole_name
+from planner.pieces import mark_of, start_of, whole_name
 
 PARTS = ("begin", "F", "I", "W", "end")
 
@@ -224,8 +224,8 @@ class _Placer:
                 continue
             rules = _identity_rules(self._site(stage).values[boxed].nd)
             self._task(
-                stage, "W", "compute", "cast", f"{accumulator}.add", reads=(boxed,), writes=(accumulator,), rules=rules, attrs={"dtype": self.state_dtype},
-                origin=node.origin, phase="W", layer=node.layer,
+                stage, "W", "compute", "cast", f"{accumulator}.add{mark_of(node.name)}", reads=(boxed,), writes=(accumulator,), rules=rules,
+                attrs={"dtype": self.state_dtype}, origin=node.origin, phase="W", layer=node.layer,
             )  # fmt: skip
         self.to_add[stage] = rest
 
@@ -325,9 +325,7 @@ class _Placer:
 
     def _load(self, stage: int, spec: Tensor, nd: NdSbp) -> str:
         name = self._value(stage, spec, nd, "F", memory="input")
-        self._task(
-            stage, "F", "load", whole_name(spec.name), f"{name}.load", writes=(name,), queue="load", origin=spec.name, first=start_of(self.plan, stage)
-        )
+        self._task(stage, "F", "load", whole_name(spec.name), f"{name}.load", writes=(name,), queue="load", origin=spec.name, first=start_of(self.plan, stage))
         return name
 
     # ---- parameters --------------------------------------------------------------------------------------------------------------------------------

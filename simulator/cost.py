@@ -9,6 +9,7 @@ from typing import Any
 
 from ir.cluster import Cluster, Device
 from ir.errors import ClusterError, InputError
+from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
@@ -109,11 +110,12 @@ class CostModel:
         """
         device = self.cluster.devices[rank]
         ops = device.profile.get("ops", {})
-        table, d = ops.get(work.op), work.sizes.get("d")
+        op = parted(work.op)[0]
+        table, d = ops.get(op), work.sizes.get("d")
         if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
             return 0.0
-        pairs = work.flops / (2 * PRODUCTS[work.op] * d)
-        shape = (1, 64, work.sizes.get("z", 64), MEASURED_HEAD)
+        pairs = work.flops / (2 * PRODUCTS[op] * d)
+        shape = (1, 64, sum(n for label, n in work.sizes.items() if label.startswith("z")) or 64, MEASURED_HEAD)
         product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
         beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
         drawn_s = ops["dropout"]["s_per_element"].get(work.dtype, 0.0) if work.attrs.get("p", 0.0) > 0 and "dropout" in ops else 0.0
@@ -194,8 +196,9 @@ class CostModel:
     def work_s(self, work: Work, rank: int) -> float:
         """Seconds of one firing on `rank`, once it runs."""
         if work.kind == "compute":
-            seconds = self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
-            return seconds + self._attention_s(work, rank) if work.op in PRODUCTS else seconds
+            op = parted(work.op)[0]
+            seconds = self.compute_s(op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
+            return seconds + self._attention_s(work, rank) if op in PRODUCTS else seconds
         if work.kind == "collective":
             return self.collective_s(work.op, work.nbytes, work.group)
         if work.kind in ("send", "recv"):

@@ -2,8 +2,8 @@
 
 `slot` a pass and how orders are spelled, `schedule` what every schedule has, then the schedules: `gpipe`, `one_f_one_b`, `eager_1f1b`, `interleaved`,
 `looped_bfs`, `zb_h1`, `zb_h2`, `interleaved_zb`, `zb_v`, `dualpipe_v`, `dualpipe`, `seq_1f1b`; from a `building_block` `v_zb`, `v_half`, `v_min`,
-`one_f_one_b_v`. Then `text` PyTorch's CSV, `proof` whether orders can run, `own` a user's table as a schedule. Last `auto`, the search for the best orders: `pipe` its problem,
-`retime` and `bound` what orders take and at least take, `dispatch` and `climb` how they are found, `certificate` how they are proved.
+`one_f_one_b_v`. Then `text` PyTorch's CSV, `proof` whether orders can run, `own` a user's table as a schedule. Last `auto`, the search for the best orders:
+`pipe` its problem, `retime` and `bound` what orders take and at least take, `dispatch` and `climb` how they are found, `certificate` how they are proved.
 """
 
 from __future__ import annotations
