@@ -28,6 +28,9 @@ DEEP = "gpt6"
 LIMIT = 1e-10
 """The largest relative difference that rounding explains in float64."""
 
+CUTS = ((6, 6), (5, 4, 3), (4, 3, 3, 2))
+"""Where sequences of `SEQ` tokens are cut."""
+
 OPTIONS = {"data": text_data(None, SEQ, vocab=259), "lr": 1e-3, "warmup": 2, "seed": 3, "watchdog_s": 20.0}
 START: dict[str, Any] = {"initial": None, "first_step": 0}
 STEPS = 3
@@ -53,12 +56,16 @@ def apart(family: str, want: Layout, optimizer: str = "adamw", memory_price: flo
 
 
 def pipelines() -> Iterator[Layout]:
-    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; a plan has one copy of the parameters."""
+    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; a plan has one copy of the parameters.
+
+    A schedule that cuts sequences with two equal pieces, three and four unequal ones.
+    """
     for chosen in (s for s in SCHEDULES.values() if s.copies == 1):
         for p in (2, 4):
             for m in (p - 1, p, 2 * p, 3 * p + 1):
                 if not chosen.refuse(p, m, chosen.num_chunks()):
-                    yield Layout(pp=p, num_microbatches=m, schedule=chosen.name)
+                    for pieces in CUTS if chosen.pieces > 1 else ((),):
+                        yield Layout(pp=p, num_microbatches=m, schedule=chosen.name, pieces=pieces)
 
 
 def apart_in_time(want: Layout) -> dict[str, Any]:
