@@ -25,6 +25,7 @@ from planner.schedules import schedule  # noqa: E402
 from simulator.clusters import load_cluster  # noqa: E402
 from simulator.cost import CostModel  # noqa: E402
 from simulator.engine import simulate  # noqa: E402
+from simulator.memory import ledger  # noqa: E402
 from tests.plans import Layout, plan_for  # noqa: E402
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -39,8 +40,7 @@ def step(p: int, seq: int, k: int) -> tuple[float, float]:
     plan = plan_for(model, Layout(pp=p, num_microbatches=m, schedule="seq1f1b" if cut else "1f1b", pieces=cut), batch=m, seq=seq, dtype="bfloat16")
     ends = [0, *(2 * r + 3 for r in range(p - 1)), 2 * p + 2]
     program = lower(model, replace(plan, stages=tuple(Stage(a, b, (r,)) for r, (a, b) in enumerate(pairwise(ends)))))
-    kept = sum(r.nbytes * r.credits for r in program.registers if r.rank == 0 and r.memory == "saved")
-    return simulate(program, COST, steps=2).step_s, kept
+    return simulate(program, COST, steps=2).step_s, ledger(program).ranks[0]["saved"]
 
 
 def rows(p: int) -> list[dict[str, Any]]:

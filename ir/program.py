@@ -45,7 +45,8 @@ class Register:
 
     `credits` slots; `initial` items are there before the first step (1 for parameters and optimizer state). `tensor` and `region` say which part of which
     logical tensor it is, `init` how its initial item starts. `memory` is the class it counts for in the ledger. `replica`: this rank holds a copy that another
-    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`.
+    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory: slot i lies at `offset` + i * nbytes,
+    or where `offsets`, one for each slot, say.
     """
 
     name: str
@@ -63,6 +64,12 @@ class Register:
     replica: bool = False
     arena: str = ""
     offset: int = 0
+    offsets: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where in its arena each slot lies."""
+        return self.offsets or tuple(self.offset + i * self.nbytes for i in range(self.credits))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ def _check_register(r: Register) -> None:
             raise wrong(f"{field} {value!r}", f"give a whole number, {low} or more")
     if not all(_is_whole(n, 0) for n in r.shape):
         raise wrong(f"shape {r.shape}", "dims are whole numbers, 0 or more")
+    if len(r.offsets) not in (0, r.credits):
+        raise wrong(f"{len(r.offsets)} offsets for {r.credits} credits", "give one for each slot, or none")
     if r.clock not in CLOCKS:
         raise wrong(f"clock `{r.clock}`", f"legal are {', '.join(CLOCKS)}")
     if r.memory not in MEMORY_CLASSES:

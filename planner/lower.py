@@ -21,7 +21,7 @@ from ir.program import Actor, Firing, Program, Queue, Register
 from ir.sbp import local_region, split_sizes
 from ir.units import DTYPE_BYTES
 from ir.work import Work
-from planner.arena import share
+from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
@@ -30,6 +30,7 @@ from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slot
 from planner.place import SiteTasks, Task, Value, place
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
+from planner.stack import stack
 
 
 class HasGraph(Protocol):
@@ -74,7 +75,7 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
         for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
-                registers += writer.registers(rank)
+                registers += stack(writer.registers(rank), writer.kept(rank))
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
@@ -131,12 +132,16 @@ def passes_of(slot: Slot) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does."""
+    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does.
+
+    `is_computed`: nothing but the compute queue touches it.
+    """
 
     written: Pass
     read: frozenset[Pass]
     is_in_transit: bool
     sent: Pass | None
+    is_computed: bool
 
 
 class _Writer:
@@ -181,7 +186,8 @@ class _Writer:
             moves = (writer is not None and writer.kind in ("load", "recv")) or any(t.kind == "send" for t in readers[name])
             written = (writer.stage, writer.part) if writer else (-1, "begin")
             sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
-            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent)
+            is_computed = writer is not None and all(t.queue == "compute" for t in (writer, *readers[name]))
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -211,6 +217,17 @@ class _Writer:
         kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
         waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
         return min(max(kept + life.is_in_transit, waiting), m)
+
+    def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
+        """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
+        at = {(p, slot.microbatch): place for place, slot in enumerate(self.slots) for p in passes_of(slot)}
+        found = {}
+        for value in self.here.values.values() if self.plan.pieces else ():
+            life = self.lives[value.name]
+            if life.is_computed and self._memory(value) == "saved":
+                ends = (max(at[p, m] for p in life.read) for m in range(self.plan.num_microbatches))
+                found[self._at(value.name, rank)] = tuple(Life(at[life.written, m], end) for m, end in enumerate(ends))
+        return found
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]

@@ -28,6 +28,7 @@ from planner.search import plan as search
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
+from simulator.memory import ledger
 from tests.models import SEQ, gpt, llama
 from tests.plans import Layout, plan_for
 from tests.schedules import longest_path
@@ -160,17 +161,17 @@ def test_gradients_are_held_once() -> None:
 
 @pytest.mark.parametrize(("pp", "m"), [(4, 8), (2, 8)])
 def test_less_is_kept_than_of_whole_sequences(pp: int, m: int) -> None:
-    """The closed form says (p - 1 + k) / k microbatches instead of p; slots of each piece by itself cost (k - 1) / 2 pieces more at most."""
+    """The closed form says (p - 1 + k) / k microbatches instead of p; what a transfer fills or empties has slots of its own, some more."""
     model = llama(num_layers=6, vocab=16)
     whole = lower(model, plan_for(model, Layout(pp=pp, num_microbatches=m), batch=m, seq=48))
-    one = held(lower(model, plan_for(model, Layout(pp=pp, num_microbatches=1), batch=1, seq=48)), 0, "saved")
+    one = ledger(lower(model, plan_for(model, Layout(pp=pp, num_microbatches=1), batch=1, seq=48))).ranks[0]["saved"]
     for k in (2, 4):
         made = lower(model, plan_for(model, Layout(pp=pp, num_microbatches=m, schedule="seq1f1b", pieces=(48 // k,) * k), batch=m, seq=48))
-        kept = held(made, 0, "saved") / one
+        kept = ledger(made).ranks[0]["saved"] / one
         least = schedule("seq1f1b", k).stash(0, pp, m)
         assert least == (pp - 1 + k) / k
-        assert least <= kept <= least + (k - 1) / (2 * k) + 0.02
-        assert kept < held(whole, 0, "saved") / one
+        assert least <= kept <= least + 0.05
+        assert kept < ledger(whole).ranks[0]["saved"] / one
 
 
 @pytest.mark.parametrize(("p", "m", "k"), [(2, 1, 2), (4, 8, 4), (3, 5, 3), (4, 3, 2)])
