@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.documents import near
 from ir.errors import InputError
-from ir.units import dtype_name
+from ir.units import dtype_name, is_floating
 
 FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp")
-FIXES = "dp tp pp vpp mbs schedule seq_chunks (pieces that a causal sequence is cut into, for the schedule seq1f1b) recompute zero sp"
+FIX_HELP = (
+    "what the plan must keep, of dp tp pp vpp mbs schedule seq_chunks (pieces that a causal sequence is cut into, for the schedule seq1f1b) recompute zero sp, "
+    "and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+)
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
 BACKENDS = ("numpy", "cupy", "null")
 
 
@@ -127,19 +131,42 @@ def dtype(text: str) -> str:
         name = dtype_name(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if name.startswith("int") or name == "bool":
+    if not is_floating(name):
         raise argparse.ArgumentTypeError(f"`{text}` holds no weights: give a floating point dtype such as bf16 or fp32")
     return name
+
+
+def optimizer(text: str) -> str | dict[str, Any]:
+    """The name of an optimizer, or a mapping of its name and the settings behind it; which settings there are, the planner knows.
+
+    >>> optimizer("lamb"), optimizer("sgd:momentum=0,nesterov=false")
+    ('lamb', {'name': 'sgd', 'momentum': 0, 'nesterov': False})
+    """
+    name, colon, rest = text.partition(":")
+    if name not in OPTIMIZERS:
+        raise argparse.ArgumentTypeError(f"optimizer `{name}` is not known{near(name, OPTIMIZERS)}. Known are {', '.join(OPTIMIZERS)}")
+    if not colon:
+        return name
+    found: dict[str, Any] = {"name": name}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = (p.strip() for p in part.partition("="))
+        if not equals or not key or not value or key in found:
+            raise argparse.ArgumentTypeError(f"`{part}` is no setting, or given twice; for example {name}:lr=0.001,weight_decay=0.1")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
 
 
 def fix(text: str) -> dict[str, str | int]:
     """`key=value` pairs that the search must keep.
 
-    >>> fix("tp=2,schedule=1f1b")
-    {'tp': 2, 'schedule': '1f1b'}
+    >>> fix("tp=2,schedule=1f1b"), fix("lm_head.weight=[dp:B,tp:S(0)]")
+    ({'tp': 2, 'schedule': '1f1b'}, {'lm_head.weight': '[dp:B,tp:S(0)]'})
     """
     found: dict[str, str | int] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
+    for part in filter(None, (p.strip() for p in re.split(r",(?![^\[]*\])", text))):
         key, equals, value = (p.strip() for p in part.partition("="))
         if not equals or not key or not value:
             raise argparse.ArgumentTypeError(f"`{part}` is no key=value; for example tp=2,pp=4")
@@ -152,8 +179,12 @@ def fix(text: str) -> dict[str, str | int]:
 
 
 def _fixed(key: str, value: str) -> str | int:
+    if value.startswith("["):
+        return value
     if key not in FIX_KEYS:
-        raise argparse.ArgumentTypeError(f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}")
+        raise argparse.ArgumentTypeError(
+            f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}, and tensors, as in lm_head.weight=[tp:S(0)]"
+        )
     if key in FIX_COUNTS and (not value.isdecimal() or int(value) < 1):
         raise argparse.ArgumentTypeError(f"`{key}={value}`: give a whole number, 1 or more")
     if key == "zero" and value not in ("0", "1", "2", "3"):
@@ -180,8 +211,9 @@ def _workload(p: Parser) -> None:
     p.add_argument("--batch", "--global-batch", type=count, metavar="N", default=None, help="global batch in sequences (default: 8 a device)")
     p.add_argument("--seq", type=count, metavar="N", default=None, help="tokens of a sequence (default: the model's longest)")
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
-    p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(default: adamw)")
-    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=f"what the plan must keep, of {FIXES}")
+    names = ", ".join(OPTIMIZERS)
+    p.add_argument("--optimizer", type=optimizer, metavar="NAME[:K=V,...]", default="adamw", help=f"{names}; with settings: adamw:beta2=0.99 (default: adamw)")
+    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 
@@ -208,7 +240,9 @@ def _check(p: Parser) -> None:
 
 def _explain(p: Parser) -> None:
     p.add_argument("plan", metavar="plan.json")
-    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout to compare with, such as tp=8,pp=2")
+    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout or placements to compare with, such as tp=8,pp=2")
+    p.add_argument("--about", metavar="NAMES", help="an operator or parameter, such as h.*.mlp.up: why it is not placed otherwise")
+    p.add_argument("--against", metavar="other.json", help="another plan of the same model, compared tensor by tensor")
 
 
 def _lower(p: Parser) -> None:

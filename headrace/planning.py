@@ -51,7 +51,8 @@ def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
 
 
 def plan(
-    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, optimizer: str = "adamw",
+    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    optimizer: str | Mapping[str, Any] = "adamw",
     top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
     cluster_name: str | None = None,
 ) -> search.Result:  # fmt: skip
@@ -113,10 +114,19 @@ def simulate(
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
 
 
-def explain(plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None) -> Any:
-    """What binds a plan, what it costs, and why another layout, `why_not={"tp": 8}`, would be slower, larger or illegal."""
+def explain(
+    plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None, *,
+    about: str | None = None, against: Plan | str | Path | None = None,
+) -> Any:  # fmt: skip
+    """What binds a plan, how it is cut, what its re-shards cost, and why another layout, `why_not={"tp": 8}`, would be slower, larger or illegal.
+
+    `about="h.*.mlp.up"`: why an operator or parameter is not placed otherwise. `against`: another plan of the same model, compared tensor by tensor.
+    """
     made = read_plan(plan)
-    return planner_explain.explain(model_of(made, model), cluster_of(made, cluster), made, why_not=dict(why_not) if why_not else None)
+    return planner_explain.explain(
+        model_of(made, model), cluster_of(made, cluster), made, why_not=dict(why_not) if why_not else None, about=about,
+        against=read_plan(against) if against is not None else None,
+    )  # fmt: skip
 
 
 # ---- what a plan refers to -------------------------------------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ class Op:
     is jointly linear. `stop`: operands and outputs without a cotangent. `grads`: names of the gradient operators. `flops(sizes, attrs)`: floating point
     operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
     `copies`: the output is the input unchanged, so that whoever needs it may read the input.
+    `gemm(sizes, attrs)`: (batch, m, n, k) of products that take as long as an operator that is no contraction but made of them.
+    `stepped`: depends on the number of the step or the learning rate.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
     `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
     """
@@ -148,6 +150,8 @@ class Op:
     random: bool = False
     copies: bool = False
     gathered: frozenset[str] = frozenset()
+    stepped: bool = False
+    gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
     past: str = ""
 
     @property
@@ -281,10 +285,10 @@ class Op:
         ins = tuple(math.prod(o.shape(sizes)) for o in self.inputs)
         return tuple(min(n, outs[0]) if o.name in self.gathered else n for o, n in zip(self.inputs, ins, strict=True)), outs
 
-    def gemm_of(self, sizes: Sizes) -> tuple[int, ...]:
+    def gemm_of(self, sizes: Sizes, attrs: Attrs | None = None) -> tuple[int, ...]:
         """(batch, m, n, k) of a contraction on these label sizes, m the labels of the first operand alone, n those of the second; else ()."""
         if not self.is_contraction:
-            return ()
+            return self.gemm(sizes, attrs or {}) if self.gemm else ()
         a, b, out = (set(o.labels) for o in (*self.inputs, *self.outputs))
 
         def size(labels: set[str]) -> int:
@@ -374,7 +378,7 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
-    gathered: str = "", copies: bool = False, past: str = "",
+    gathered: str = "", copies: bool = False, stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None, past: str = "",
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -384,7 +388,7 @@ def op(
     groups = tuple(_linear_group(group, outs) for group in linear)
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
-        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, past=past,
+        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm, past=past,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

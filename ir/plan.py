@@ -40,7 +40,10 @@ class ParamPlacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, last) of the chain and the ranks that run them, in row-major order of the plan's mesh axes."""
+    """Layers [first, last) of the chain and the ranks that run them, in row-major order of the plan's mesh axes.
+
+    A plan that keeps parameters twice goes through the layers twice: the stages of the second copy follow those of the first.
+    """
 
     first: int
     last: int
@@ -86,11 +89,20 @@ class Plan:
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
 
-    def stage_of(self, layer: int) -> int:
+    @property
+    def copies(self) -> int:
+        """How often the stages go through the layers, each time with other microbatches: so often every parameter is there."""
+        return max(1, sum(s.first == 0 for s in self.stages))
+
+    def copy_of(self, stage: int) -> int:
+        """Which time through the layers a stage belongs to; copy c runs the c-th of `copies` equal parts of the batch."""
+        return stage * self.copies // len(self.stages)
+
+    def stage_of(self, layer: int, copy: int = 0) -> int:
         for i, stage in enumerate(self.stages):
-            if stage.first <= layer < stage.last:
+            if stage.first <= layer < stage.last and self.copy_of(i) == copy:
                 return i
-        raise PlanError(f"layer {layer} is in no stage; stages are {[(s.first, s.last) for s in self.stages]}")
+        raise PlanError(f"layer {layer} is in no stage of copy {copy}; stages are {[(s.first, s.last) for s in self.stages]}")
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:

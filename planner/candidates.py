@@ -14,6 +14,7 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph
+from planner.hints import Hint, check_hint, is_hint, parse_hint
 from planner.orders import OWN, table_fix
 from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
@@ -23,6 +24,9 @@ KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "r
 
 PIECES = (2, 4, 8)
 """Into how many pieces a schedule that cuts sequences is tried to cut them."""
+
+MESH_AXES = ("dp", "tp")
+"""The axes of a stage's mesh, outer first."""
 
 NOT_YET = {"cp": 1, "ep": 1}
 """Keys whose only legal value is this one in the space searched here."""
@@ -57,15 +61,18 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
     for key, value in fix.items():
+        if is_hint(value):
+            out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
+            check_hint(out[key], graph, MESH_AXES)
+            continue
         if key not in KEYS:
-            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
+            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
         out[key] = _typed(key, value)
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    known = [name for name, s in SCHEDULES.items() if s.copies == 1]
-    if "schedule" in out and out["schedule"] not in (*known, "auto"):
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(known)}, auto, or the path of a table (.csv)")
+    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
     out |= table
     if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
         raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")

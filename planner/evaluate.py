@@ -9,16 +9,19 @@ from functools import cached_property
 from typing import Any
 
 from ir.cluster import Cluster
+from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.op import Rule
 from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.autodiff import Joint
 from planner.bounds import Bounds
-from planner.candidates import Candidate, block_layers
+from planner.candidates import MESH_AXES, Candidate, block_layers
+from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
+from planner.hints import Hint, hinted_space
 from planner.lower import joint_graph, representatives, write
-from planner.orders import auto_orders, kept, rank_of, rows_of
+from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
 from planner.pieces import balanced
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
@@ -72,7 +75,7 @@ class Evaluator:
 
     @cached_property
     def footprint(self) -> Footprint:
-        return Footprint(self.bounds, self.optimizer["name"])
+        return Footprint(self.bounds, self.optimizer)
 
     def may_fit(self, c: Candidate) -> bool:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
@@ -106,7 +109,7 @@ class Evaluator:
         return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
 
     def _write(self, key: tuple[Any, ...], plan: Plan) -> Program:
-        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule="zb-h1")
+        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule=STAND_IN)
         return write(self._joints[key], known, representatives(plan, self.cost.cluster))
 
     def _with_orders(self, plan: Plan, program: Program) -> Plan:
@@ -125,7 +128,7 @@ class Evaluator:
         """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
         bounds, model = self.bounds, self.bounds.model
         graph = bounds.graph(c.mbs * c.dp)
-        mesh = Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
+        mesh = Mesh(MESH_AXES, (c.dp, c.tp), tuple(range(c.dp * c.tp)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self._tables:
@@ -138,12 +141,13 @@ class Evaluator:
             piece, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
             in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces), recompute=recompute,
-            optimizer=self.optimizer["name"], space=layout_space(piece, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
+            optimizer=self.optimizer, space=self._space(piece, mesh),
         )  # fmt: skip
         rows = self.fix.get("orders", ())
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
         stages = tuple(
             Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
-            for site, (a, b) in ((rank_of(c.schedule, rows, i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp)))
+            for site, (a, b) in ((chosen.rank_of(i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp) * chosen.copies))
         )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
@@ -151,6 +155,14 @@ class Evaluator:
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
+
+    def _space(self, graph: Graph, mesh: Mesh) -> Space:
+        """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
+        space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP
+        hints = [value for value in self.fix.values() if isinstance(value, Hint)]
+        if not hints:
+            return space
+        return space & hinted_space(graph, mesh.axes, mesh.shape, hints, uneven_labels(graph, analyse(graph), space.uneven)[1])
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what two simulated steps say of it."""

@@ -25,9 +25,10 @@ from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.orders import orders_of, splits
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slot, unrolled_slots, whole_layer, whole_name
+from planner.orders import firings, in_its_copy, orders_of, splits
+from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
+from planner.pricing import work_of
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
 from planner.stack import stack
@@ -60,9 +61,10 @@ def joint_graph(graph: Graph, plan: Plan) -> Joint:
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
     """What `lower` gives, without proofs."""
     orders, k = orders_of(plan), max(1, len(plan.pieces))
-    slots, line = unrolled_slots(orders, k), [unrolled_slot(slot, k) for slot in one_line(orders, k)]
+    line, *slots = unrolled_slots(tuple(in_its_copy(row, plan) for row in (one_line(orders, k), *orders)), k)
     moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
     chained = len(plan.sites) == len(plan.stages) and k == 1 and not splits(plan)
+    cuts = tuple(sorted({s.first for s in plan.stages}))
     plan = unrolled_plan(plan.squeezed(), joint.graph)
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
@@ -81,9 +83,10 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Pro
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": whole_name(joint.graph.outputs[0]),
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "cuts": cuts,
+        "loss": whole_name(joint.graph.outputs[0]),
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), frozen, meta), passes)
+    return share(Program(plan.model, firings(plan), tuple(actors), tuple(registers), frozen, meta), passes)
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -213,7 +216,7 @@ class _Writer:
         """
         if value.clock == "step":
             return 1
-        life, m = self.lives[value.name], self.plan.num_microbatches
+        life, m = self.lives[value.name], firings(self.plan)
         kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
         waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
         return min(max(kept + life.is_in_transit, waiting), m)
@@ -298,8 +301,15 @@ class _Writer:
             channel = f"{task.name.rpartition('.')[0]}/{src}"
             return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
         stride = self.plan.microbatch if task.kind == "load" else 0
-        region = region if task.first is None else _later(region, task.first)
+        if task.kind == "load":
+            first = self._first_sample(task)
+            region = ((region[0][0] + first, region[0][1] + first), *region[1:])
+            region = region if task.first is None else _later(region, task.first)
         return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+
+    def _first_sample(self, task: Task) -> int:
+        """Where in the batch the first microbatch of the task's copy of the pipeline begins."""
+        return self.plan.copy_of(task.stage) * firings(self.plan) * self.plan.microbatch
 
     def _compute(self, rank: int, task: Task) -> Work:
         tensors = [self.here.values[v].tensor for v in (*task.reads, *task.updates)]
@@ -309,23 +319,24 @@ class _Writer:
             copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
             if attrs.pop("elsewhere") or copy:
                 return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
-        key = (rank, task.op, task.rules, task.clock, task.first, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        first = self._first_sample(task) if task.clock == "microbatch" and catalogue(task.op).random else 0
+        key = (rank, task.op, task.rules, task.clock, task.first, first, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
         if key not in self.kernels:
-            self.kernels[key] = self._kernel(rank, task, tensors, attrs)
+            self.kernels[key] = self._kernel(rank, task, tensors, attrs, first)
         return self.kernels[key]
 
-    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any]) -> Work:
+    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any], first_sample: int) -> Work:
         op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
         total = op.bind([t.shape for t in tensors], attrs, task.name)
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
         if task.first is not None and "s" in total:
             at["s"] += task.first
             total |= dict.fromkeys({"s", op.past} & total.keys(), self.plan.seq)
+        at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
-        ins, outs = op.elements_of(sizes)
-        width = DTYPE_BYTES[dtype]
+        coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         return Work(
-            "compute", task.op, dtype, op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes), (), attrs, sizes, total,
+            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 

@@ -23,8 +23,9 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, candidates, parse_fix
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
+from planner.hints import Hint
+from planner.optimizers import with_defaults
 from planner.reasons import why
-from planner.single import OPTIMIZERS
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -71,10 +72,7 @@ def plan(
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
-    settings = OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
-    if settings is None:
-        raise PlanError(f"optimizer `{optimizer}` is not known; known are {', '.join(OPTIMIZERS)}")
-    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), settings, fix or {}, memory_fraction)
+    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction)
     space = list(candidates(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")
@@ -128,6 +126,7 @@ class _Search:
     num_pruned: int = 0
     in_vain: int = 0
     interrupted: bool = False
+    refused: PlanError | None = None
 
     def run(self) -> Result:
         self.waiting = [c for c in _ordered(self.evaluator.bounds, self.space) if self.evaluator.may_fit(c)]
@@ -143,6 +142,8 @@ class _Search:
                 raise
             self.interrupted = True
             self._simulate(1)
+        if not self.found and not self.too_big and self.refused:
+            raise self.refused
         if not self.found:
             raise self._nothing_fits()
         self.left_out += map(self.evaluator.bounds.lower_bound_s, self.waiting)
@@ -171,11 +172,22 @@ class _Search:
             return
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
-        this = self.evaluator.evaluate(c)
+        try:
+            this = self.evaluator.evaluate(c)
+        except PlanError as error:
+            self._refuse(error)
+            return
         best_s = min((e.estimate_s for e in self.found), default=math.inf)
         fits = this.fits(self.evaluator.memory_fraction)
         self.in_vain = 0 if not self.found or (fits and this.estimate_s < best_s) else self.in_vain + 1
         (self.found if fits else self.too_big).append(this)
+
+    def _refuse(self, error: PlanError) -> None:
+        """A candidate on whose mesh a fixed placement is not legal; without fixed placements every candidate has one."""
+        if not any(isinstance(value, Hint) for value in self.evaluator.fix.values()):
+            raise error
+        self.num_pruned += 1
+        self.refused = self.refused or error
 
     def _twin(self, c: Candidate, schedule: str, recompute: str) -> Evaluated | None:
         """The other candidate, `c` but for these two, if it was found to fit."""

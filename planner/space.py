@@ -20,13 +20,14 @@ class Limit:
     """On `axis`, what matches `where` (a pattern of names, or a predicate of the node or tensor) takes only states that `allow` says yes to.
 
     A state on one axis is a Rule for a node, (value, cotangent) for a hub, (state, held, grad) for a parameter. Where nothing legal is left, `otherwise` takes
-    the place of `allow`.
+    the place of `allow`. `said`: who asked for it, in the user's words.
     """
 
     where: Where
     axis: str
     allow: Callable[[Any], bool]
     otherwise: Callable[[Any], bool] | None = None
+    said: str = ""
 
     def matches(self, thing: Node | Tensor) -> bool:
         return fnmatch.fnmatchcase(thing.name, self.where) if isinstance(self.where, str) else self.where(thing)
@@ -71,7 +72,8 @@ def layout_space(
         rules.append(Limit(lambda n: not has_batch[n.name], dp_axis, lambda rule: rule.kind in ("B", "B~P")))
         hubs.append(Limit(lambda t: bool(batch_dim[t.name]), dp_axis, lambda pair: pair[0].is_split and pair[0].dim == 0))
         if zero is not None:
-            params.append(Limit("*", dp_axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)))
+            params.append(Limit(_is_trained, dp_axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)))
+            params.append(Limit(_is_frozen, dp_axis, lambda triple: triple[1].is_split == (zero >= 3), lambda triple: not triple[1].is_split))
     if tp_axis in axes and sp is not None:
         tokens = {t: _dims_called(graph, n, ("b", "s"))[j] for n in graph.nodes for j, t in enumerate(n.outputs)}
         stream = {t for n in graph.nodes if n.op in RESIDUAL_OPS for t in (n.outputs[0], n.inputs[0])}
@@ -89,6 +91,14 @@ def layout_space(
 def _dims_called(graph: Graph, node: Node, labels: tuple[str, ...]) -> list[tuple[int, ...]]:
     """For each output of a node the leading dims with these labels."""
     return [tuple(d for d, dim in enumerate(o.dims) if dim[0] in labels) for o in graph.op(node).outputs]
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return not tensor.frozen
+
+
+def _is_frozen(tensor: Tensor) -> bool:
+    return tensor.frozen
 
 
 def _is_zero(level: int, triple: tuple[Sbp, Sbp, Sbp]) -> bool:

@@ -13,7 +13,7 @@ from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
-from simulator.collectives import ALGORITHMS, FREE, Group, Line, lines, p2p_line, siblings
+from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
 from simulator.routes import Edge, Routes
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
@@ -23,6 +23,7 @@ MEASURED_HEAD = 64
 """Size of a head in the samples by which `executor.measure` times attention."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kinds in which all members give and take; beside them there is `broadcast`, from the first member of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class CostModel:
     >>> from simulator.clusters import shorthand
     >>> cost = CostModel(shorthand("1x8xH100-SXM"))
     >>> round(cost.compute_s("linear", "bfloat16", 2 * 8192**3, 3 * 2 * 8192**2, (1, 8192, 8192, 8192)) * 1e3, 2)
-    1.36
+    1.59
     >>> cost.collective_s("all_reduce", 1 << 30, (0,))
     0.0
     """
@@ -68,8 +69,7 @@ class CostModel:
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
         self.num_cores = float(cluster.profile.get("num_cores", 0.0)) if self._transport is not None else 0.0
-        self._algorithms = tuple(cluster.profile.get("collective", {}).get("algorithms", ALGORITHMS))
-        self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
+        self._library: Mapping[str, Any] = cluster.profile.get("collective", {})
 
     # ---- compute -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +80,13 @@ class CostModel:
         if found is None:
             found = self._compute[key] = self._kernel_s(self.cluster.devices[rank], op, dtype, flops, nbytes, gemm) + self.runtime.launch_s
         return found
+
+    def floor_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...] = (), rank: int = 0) -> float:
+        """Seconds that this work does not go below however it is cut: a GEMM at the best rate of any shape, anything else as one kernel."""
+        if not gemm:
+            return self.compute_s(op, dtype, flops, nbytes, gemm, rank)
+        device = self.cluster.devices[rank]
+        return min(self.compute_s(op, dtype, flops, nbytes, gemm, rank), flops / self._gemm(device, dtype).best_rate)
 
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
@@ -163,10 +170,10 @@ class CostModel:
             return (FREE,)
         together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
-            return (p2p_line(self.routes, group, together, self._collective_launch_s),)
-        if kind not in COLLECTIVES:
-            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}")
-        return lines(self.routes, kind, group, together, self._collective_launch_s, self._algorithms)
+            return (p2p_line(self.routes, group, together, float(self._library.get("launch_s", 0.0))),)
+        if kind not in (*COLLECTIVES, "broadcast"):
+            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}, broadcast")
+        return lines(self.routes, kind, group, together, self._library)
 
     def _curve(self, kind: str, group: Group) -> Sequence[Sequence[float]] | None:
         if not self._curves:
@@ -206,9 +213,13 @@ class CostModel:
         return work.nbytes / self.cluster.devices[rank].bytes_per_s
 
 
+PEAK_DTYPE = {"fp8_block": "fp8"}
+"""Ways to compute that have the peak of a dtype: `fp8_block` scales by blocks."""
+
+
 def peak(device: Device, dtype: str) -> float:
     """Peak GEMM flops per second; ClusterError where the device has none for this dtype."""
-    rate = device.flops_per_s.get(dtype)
+    rate = device.flops_per_s.get(PEAK_DTYPE.get(dtype, dtype))
     if rate is None:
         raise ClusterError(f"{device.name} computes no {dtype}; it has {', '.join(device.flops_per_s)}: choose one of these with --dtype")
     return rate

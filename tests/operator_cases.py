@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.oracle import Case
 
-UNEVEN = {"b": 3, "s": 5, "t": 3, "h": 7, "n": 4, "m": 5, "k": 3, "v": 8, "p": 7, "z": 5, "g": 4, "r": 2, "d": 2}
-EVEN = {"b": 6, "s": 6, "t": 6, "h": 6, "n": 6, "m": 6, "k": 6, "v": 12, "p": 12, "z": 6, "g": 6, "r": 2, "d": 2}
+UNEVEN = {"b": 3, "s": 5, "t": 3, "h": 7, "n": 4, "m": 5, "k": 3, "v": 8, "p": 7, "z": 5, "g": 4, "r": 2, "d": 2, "q": 3, "e": 4, "pair": 2}
+EVEN = {"b": 6, "s": 6, "t": 6, "h": 6, "n": 6, "m": 6, "k": 6, "v": 12, "p": 12, "z": 6, "g": 6, "r": 2, "d": 2, "q": 6, "e": 2, "pair": 2}
 
 
 def _both(name: str, attrs: dict | None = None, **more: object) -> list[Case]:
@@ -24,6 +24,8 @@ def _uneven(cases: list[Case]) -> list[Case]:
 DROP = {"p": 0.3, "salt": 5}
 LLAMA3 = {"theta": 50.0, "factor": 8.0, "low": 1.0, "high": 4.0, "original": 16.0}
 CLIP = {"lr": 0.1, "max_norm": 0.5, "weight_decay": 0.1}
+NORMS = {"pair": 2}
+CODES = {"m": "v", "v": "v"}
 IDS = {"ids": "v"}
 LABELS = {"labels": "v"}
 
@@ -47,6 +49,17 @@ CASES: tuple[Case, ...] = tuple(
         _with_grads("log_loss", "dz dt", positive=("z",)), _with_grads("total", "dx", {"factor": 0.3}), _both("fill", {"value": 2.5}),
         _with_grads("row_sum", "dx"), _both("row_max"), _both("sum_squares"), _both("sum_squares", leading=1),
         _both("adamw", CLIP, positive=("norm2", "v")), _both("sgd", {**CLIP, "momentum": 0.9}, positive=("norm2",)), _both("cast", {"dtype": "float64"}),
+        _both("sgd", {**CLIP, "momentum": 0.9, "nesterov": True}, positive=("norm2",)), _both("plain_sgd", CLIP, positive=("norm2",)),
+        _both("lamb_norms", {**CLIP, **NORMS}, positive=("norm2", "v")), _both("lamb", {**CLIP, **NORMS}, positive=("norm2", "norms", "v")),
+        _both("adafactor_sums", CLIP, positive=("norm2",), leading=1), _both("adafactor_mean", CLIP, positive=("norm2",), leading=1),
+        _both("adafactor_norms", {**CLIP, **NORMS}, positive=("norm2", "r1", "c1", "mean", "r", "c"), leading=0),
+        _both("adafactor", {**CLIP, **NORMS}, positive=("norm2", "r1", "c1", "mean", "norms", "r", "c"), leading=0),
+        _uneven(_both("adafactor", {**CLIP, **NORMS}, positive=("norm2", "r1", "c1", "mean", "norms", "r", "c"), leading=1)),
+        _both("adafactor_rows", CLIP), _both("adafactor_columns", CLIP),
+        _both("adafactor_vector_norms", {**CLIP, **NORMS}, positive=("norm2", "v"), leading=1),
+        _both("adafactor_vector", {**CLIP, **NORMS}, positive=("norm2", "norms", "v"), leading=1),
+        _both("muon_direction", CLIP, positive=("norm2",), leading=1), _both("orthogonalize", leading=1), _both("muon", CLIP, positive=("norm2",), leading=1),
+        _both("adamw8bit", CLIP, positive=("norm2", "ms", "vs"), integers=CODES, leading=1),
     )
     for case in group
 )  # fmt: skip

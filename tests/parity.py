@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -11,8 +11,9 @@ from executor.verify import Seen
 from headrace.running import differences, step_by_step
 from planner.frontends.model import Model
 from planner.lower import lower
+from planner.optimizers import with_defaults
 from planner.schedules import SCHEDULES
-from planner.single import OPTIMIZERS, single_device
+from planner.single import single_device
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.plans import Layout, cluster, plan_for
 
@@ -41,28 +42,36 @@ def model(family: str) -> Model:
     return gpt(num_layers=6) if family == DEEP else MODELS[family]
 
 
+Settings = str | tuple[tuple[str, Any], ...]
+"""An optimizer by name, or all that is said of it, which a cache can hold."""
+
+
 @cache
-def on_one_device(family: str, optimizer: str, batch: int = BATCH) -> tuple[Seen, ...]:
+def on_one_device(family: str, optimizer: Settings, batch: int = BATCH) -> tuple[Seen, ...]:
     """What is compared of the three steps that every plan must give again."""
     whole = model(family)
-    single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=OPTIMIZERS[optimizer])
+    single = single_device(whole, cluster(), batch=batch, seq=SEQ, dtype="float64", optimizer=settings(optimizer))
     return tuple(step_by_step(lower(whole, single), STEPS, START, OPTIONS))
 
 
-def apart(family: str, want: Layout, optimizer: str = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> dict[str, Any]:
+def settings(optimizer: Settings) -> Mapping[str, Any]:
+    return with_defaults(optimizer if isinstance(optimizer, str) else dict(optimizer))
+
+
+def apart(family: str, want: Layout, optimizer: Settings = "adamw", memory_price: float = 0.0, batch: int = BATCH) -> dict[str, Any]:
     """`loss_max_rel`, `grad_max_rel` and `grad_worst` of three steps, dropout on, gradients clipped."""
-    program = lower(model(family), plan_for(model(family), want, batch=batch, seq=SEQ, memory_price=memory_price, optimizer=optimizer))
+    program = lower(model(family), plan_for(model(family), want, batch=batch, seq=SEQ, memory_price=memory_price, optimizer=settings(optimizer)))
     return differences(step_by_step(program, STEPS, START, OPTIONS), on_one_device(family, optimizer, batch), STEPS)
 
 
 def pipelines() -> Iterator[Layout]:
-    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; a plan has one copy of the parameters.
+    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; where two copies share them, with 2p + 2 as well.
 
     A schedule that cuts sequences with two equal pieces, three and four unequal ones.
     """
-    for chosen in (s for s in SCHEDULES.values() if s.copies == 1):
+    for chosen in SCHEDULES.values():
         for p in (2, 4):
-            for m in (p - 1, p, 2 * p, 3 * p + 1):
+            for m in (p - 1, p, 2 * p, 3 * p + 1, *((2 * p + 2,) if chosen.copies > 1 else ())):
                 if not chosen.refuse(p, m, chosen.num_chunks()):
                     for pieces in CUTS if chosen.pieces > 1 else ((),):
                         yield Layout(pp=p, num_microbatches=m, schedule=chosen.name, pieces=pieces)

@@ -18,7 +18,7 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "plan": (("model", "cluster"), {*WORKLOAD, "--top", "--strict", "-o", "--output"}),
     "simulate": (("model", "cluster"), {*WORKLOAD, "--plan", "--trace", "--timeline"}),
     "check": (("plan",), {"--cluster", "--strict"}),
-    "explain": (("plan",), {"--why-not"}),
+    "explain": (("plan",), {"--why-not", "--about", "--against"}),
     "lower": (("plan",), {"-o", "--output"}),
     "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--checkpoint", "--resume", "--timeline"}),
     "diff": (("predicted", "measured"), {"--trace"}),

@@ -6,8 +6,10 @@ lifespans over the period of six units are the activations that it keeps: short 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
+from planner.schedules.schedule import Schedule, vee
 from planner.schedules.slot import Orders, Slot, gives, waits_for
 
 PERIOD = 6
@@ -40,6 +42,20 @@ def block(p: int, strides: tuple[int, int, int, int], backward: int = 1) -> Bloc
             times[rank], end = at, at + length
         rows.append(times)
     return rows
+
+
+def repeating(name: str, rows: Callable[[int], Block], backward: str = "I") -> Schedule:
+    """The schedule of a V whose block of p ranks is `rows(p)`; `backward` is I with W apart, or B. It has no closed form of its time."""
+
+    @cache
+    def orders(p: int, m: int, v: int) -> Orders:
+        return drawn_together(rows(p), m, backward)
+
+    @cache
+    def memory(rank: int, p: int, m: int, v: int) -> float:
+        return min(most_kept(rows(p), backward) / 2, m)
+
+    return Schedule(name, "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=backward == "I")
 
 
 def drawn_together(block: Block, m: int, backward: str) -> Orders:

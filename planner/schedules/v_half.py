@@ -9,11 +9,8 @@ Its bubble has no closed form for unequal times. A rank keeps what its block kee
 
 from __future__ import annotations
 
-from functools import cache
-
-from planner.schedules.building_block import Block, drawn_together, most_kept
-from planner.schedules.schedule import Schedule, vee
-from planner.schedules.slot import Orders, show
+from planner.schedules.building_block import Block, repeating
+from planner.schedules.slot import show
 
 __all__ = ["SCHEDULE", "show"]
 
@@ -26,14 +23,4 @@ def rows(p: int) -> Block:
     ]  # fmt: skip
 
 
-@cache
-def orders(p: int, m: int, v: int) -> Orders:
-    return drawn_together(rows(p), m, "I")
-
-
-@cache
-def memory(rank: int, p: int, m: int, v: int) -> float:
-    return min(most_kept(rows(p), "I") / 2, m)
-
-
-SCHEDULE = Schedule("v-half", "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=True)
+SCHEDULE = repeating("v-half", rows)

@@ -10,11 +10,8 @@ times. A rank keeps p microbatches.
 
 from __future__ import annotations
 
-from functools import cache
-
-from planner.schedules.building_block import Block, drawn_together, most_kept
-from planner.schedules.schedule import Schedule, vee
-from planner.schedules.slot import Orders, show
+from planner.schedules.building_block import Block, repeating
+from planner.schedules.slot import show
 
 __all__ = ["SCHEDULE", "show"]
 
@@ -24,14 +21,4 @@ def rows(p: int) -> Block:
     return [down, [4 * p - 1 + t for t in up], [6 * p - 2 + t for t in down], [10 * p - 3 + t for t in up]]
 
 
-@cache
-def orders(p: int, m: int, v: int) -> Orders:
-    return drawn_together(rows(p), m, "I")
-
-
-@cache
-def memory(rank: int, p: int, m: int, v: int) -> float:
-    return min(most_kept(rows(p), "I") / 2, m)
-
-
-SCHEDULE = Schedule("v-zb", "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=True)
+SCHEDULE = repeating("v-zb", rows)

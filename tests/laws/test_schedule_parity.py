@@ -12,8 +12,8 @@ import pytest
 
 from headrace.running import differences, step_by_step
 from planner.lower import lower
+from planner.optimizers import OPTIMIZERS
 from planner.schedules import SCHEDULES
-from planner.single import OPTIMIZERS
 from tests.models import SEQ
 from tests.parity import CUTS, DEEP, OPTIONS, START, STEPS, apart, apart_in_time, model, on_one_device, pipelines, same
 from tests.plans import Layout, plan_for
@@ -33,7 +33,7 @@ SPREAD = [
     Layout(2, 2, 2, 4, zero=1, sp=False),
 ]  # fmt: skip
 """Pipelines whose ranks are split over data and tensor parallelism too."""
-CHUNKED = [name for name, s in SCHEDULES.items() if s.copies == 1 and (s.splits or s.chunks != 1)]
+CHUNKED = [name for name, s in SCHEDULES.items() if s.splits or s.chunks != 1]
 """Schedules with several stages a rank, or weight gradients apart."""
 
 
@@ -75,7 +75,7 @@ def test_a_table_of_ones_own() -> None:
 
 
 def test_every_schedule_and_number_of_ranks_is_covered() -> None:
-    assert {(w.schedule, w.pp) for w in covering()} == {(name, p) for name, s in SCHEDULES.items() if s.copies == 1 for p in (2, 4)}
+    assert {(w.schedule, w.pp) for w in covering()} == {(name, p) for name in SCHEDULES for p in (2, 4)}
     assert {(w.pp, w.num_microbatches) for w in covering()} == {(w.pp, w.num_microbatches) for w in pipelines()}
 
 
