@@ -14,6 +14,7 @@ from ir.errors import GraphError
 from ir.graph import Builder, Graph, Node
 from ir.op import Op
 from ir.ops import catalogue
+from ir.ops.over import parted
 
 RECOMPUTED = "@r"
 """Suffix of a tensor that the backward computes once more."""
@@ -117,7 +118,7 @@ class _Backward:
         given = {label for o in grad.for_ranks([len(self.build.tensors[t].shape) for t in reads]).inputs for label in o.labels}
         attrs = {**node.attrs, **{label: n for label, n in sizes.items() if label in grad.labels and label not in given}}
         outputs = [f"{cotangent(t)}@{node.name}.{o.name}" for o, t in zip(grad.outputs, gives, strict=True)]
-        name = f"{node.name}.{grad.name.rpartition('.')[2]}"
+        name = f"{node.name}.{parted(grad.name)[0].rpartition('.')[2]}"
         self.build.node(grad.name, reads, name=name, outputs=outputs, attrs=attrs, layer=node.layer, phase="W" if of_params else "I", origin=node.name)
         for tensor, contribution in zip(gives, outputs, strict=True):
             self._contribute(tensor, contribution, node.layer)

@@ -150,7 +150,7 @@ class _Unroller:
     def _follow(self, n: Node, op: Op) -> None:
         """Marks the tokens of what a node reads from outside and of what it gives, or says that it cannot be cut."""
         for operand, t in zip(op.inputs, n.inputs, strict=True):
-            dim = operand.dim_of("s")
+            dim = next((d for d in (operand.dim_of("s"), operand.dim_of(op.past)) if d is not None), None)
             if self.graph.tensors[t].role == "input" and dim is not None:
                 self.along[t] = dim
             label = operand.dims[self.along[t]] if t in self.along else ("s",)
@@ -167,7 +167,7 @@ class _Unroller:
 
     def _refusal(self, n: Node, op: Op) -> PlanError:
         return PlanError(
-            f"sequences of `{self.graph.name}` cannot be cut: node `{n.name}` ({op.sentence}) looks from one token to later ones; "
+            f"sequences of `{self.graph.name}` cannot be cut: node `{n.name}` ({op.sentence}) looks from one token to another; "
             f"seq_chunks is for models whose only such operator is causal attention"
         )
 

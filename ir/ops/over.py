@@ -38,12 +38,12 @@ def parted(name: str) -> tuple[str, int]:
 
 
 @lru_cache(maxsize=256)
-def over(op: Op, num_pieces: int) -> Op:
+def over_pieces(op: Op, num_pieces: int) -> Op:
     """The operator over so many pieces.
 
     >>> from ir.ops.attention import OPS
-    >>> over(OPS[0], 2)
-    attention.over2(q[b s (g r d)], k0[b z0 (g d)], k1[b z1 (g d)], v0[b z0 (g d)], v1[b z1 (g d)]) -> out[b s (g r d)], lse[b s (g r)]
+    >>> over_pieces(OPS[0], 2)
+    attention.over2(q[b s (g r d)], k0[b z0 (g d)], k1[b z1 (g d)], v0[b z0 (g w)], v1[b z1 (g w)]) -> out[b s (g r w)], lse[b s (g r)]
     """
 
     def some(labels: frozenset[str]) -> frozenset[str]:
@@ -85,7 +85,7 @@ def _parts(operand: Operand, past: str, num_pieces: int) -> tuple[Operand, ...]:
 
 def _joined(op: Op, sizes: Any, num_pieces: int) -> dict[str, int]:
     """Label sizes of the operator itself: what it looks back over is all pieces together."""
-    return {**sizes, op.past: sum(sizes[label] for label in _numbered(op.past, num_pieces))}
+    return {**sizes, op.past: sum(sizes.get(label, 0) for label in _numbered(op.past, num_pieces))}
 
 
 def _kernel(op: Op, num_pieces: int) -> Any:

@@ -15,7 +15,7 @@ from ir.ops.over import over_rule
 from tests.operator_cases import DROP, EVEN, UNEVEN
 from tests.oracle import Case, compare
 
-SIZES = {"b": 2, "g": 2, "r": 2, "d": 4}
+SIZES = {"b": 2, "g": 2, "r": 2, "d": 4, "w": 4}
 ATTRS = {"r": 2, "d": 4, "causal": True}
 
 
@@ -29,7 +29,7 @@ def run(name: str, arrays: list[np.ndarray], attrs: dict[str, Any], start: int =
     return outputs
 
 
-@pytest.mark.parametrize("attrs", [ATTRS, {**ATTRS, **DROP}], ids=["plain", "dropout"])
+@pytest.mark.parametrize("attrs", [ATTRS, {**ATTRS, **DROP}, {**ATTRS, "window": 4}, {**ATTRS, "softcap": 2.0}], ids=["plain", "dropout", "window", "softcap"])
 @pytest.mark.parametrize("pieces", [(9,), (4, 5), (5, 3, 1)])
 def test_pieces_give_what_the_whole_gives(pieces: tuple[int, ...], attrs: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
