@@ -146,7 +146,7 @@ class _Reader:
     def _param_memory(self, name: str, cls: ParamClass, row: int, out: _Part) -> None:
         for what, table in (("params", cls.params), ("grads", cls.grads(self.problem.num_gradients(name))), ("optimizer", cls.optimizer)):
             out.nbytes[what] += float(table[row])
-            out.priced += self.problem.terms.state_price * float(table[row])
+            out.priced += self.problem.terms.state_charge(self.problem.layers[self.problem.number["param", name]]) * float(table[row])
 
     def _hub_memory(self, name: str, states: Sequence[int], out: _Part) -> None:
         problem = self.problem

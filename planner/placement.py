@@ -29,7 +29,7 @@ from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
 from planner.placed import Placed, read
 from planner.pricing import Pricing
-from planner.problem import Given, Problem, Terms
+from planner.problem import ByLayer, Given, Problem, Terms
 from planner.runs import Short, layer_keys, nodes_by_layer, shorten
 from planner.space import Space
 from planner.tables import Tables
@@ -38,15 +38,15 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 
 def search(
-    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
     space: Space | None = None, tables: Tables | None = None, solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
-    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next. `solver`
-    minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
+    microbatches whose saved values live at once. All three for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next.
+    `solver` minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
@@ -59,8 +59,8 @@ def search(
 
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
-    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
     space: Space | None = None, tables: Tables | None = None,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
@@ -110,7 +110,7 @@ def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Give
 
 def _asked(graph: Graph, nodes: Sequence[Node], terms: Terms, space: Space, given: Given) -> Hashable:
     """What is asked of the nodes and tensors of a layer: their numbers in flight, limits and decisions."""
-    out: list[Hashable] = [(terms.copies(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
+    out: list[Hashable] = [(terms.rate(n.layer), terms.state_charge(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
     for n in nodes if any(given) or space.rules or space.hubs or space.params else ():
         out.append((given[0].get(n.name), *(limit.matches(n) for limit in space.rules)))
         out += [(given[1].get(t), *(limit.matches(graph.tensors[t]) for limit in space.hubs)) for t in n.outputs]

@@ -20,6 +20,15 @@ from planner.facts import Facts, uneven_labels
 from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
+from planner.trade import Trade
+
+ByLayer = float | Mapping[int, float]
+"""One number, or one for each layer that has one."""
+
+
+def _at(value: ByLayer, layer: int, otherwise: float) -> float:
+    return value.get(layer, otherwise) if isinstance(value, Mapping) else value
+
 
 Rate = tuple[float, float]
 """(seconds per byte, how many copies of it live at once)."""
@@ -30,19 +39,23 @@ class Terms:
     """The numbers of one search."""
 
     num_microbatches: int
-    memory_price: float
-    state_price: float
-    in_flight: float | Mapping[int, float]
+    memory_price: ByLayer
+    state_price: ByLayer
+    in_flight: ByLayer
     recompute: tuple[int, ...]
     optimizer: str
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
-        return self.in_flight.get(layer, 1) if isinstance(self.in_flight, Mapping) else self.in_flight
+        return _at(self.in_flight, layer, 1.0)
 
     def charge(self, layer: int) -> float:
         """Seconds per byte of a saved value of this layer."""
-        return self.memory_price * self.copies(layer)
+        return _at(self.memory_price, layer, 0.0) * self.copies(layer)
+
+    def state_charge(self, layer: int) -> float:
+        """Seconds per byte of a parameter of this layer, its gradient and its states."""
+        return _at(self.state_price, layer, 0.0)
 
     def rate(self, layer: int) -> Rate:
         return self.charge(layer), self.copies(layer)
@@ -150,20 +163,30 @@ class Problem:
     # ---- tables ----------------------------------------------------------------------------------------------------------------------------------
 
     def factor_graph(self) -> FactorGraph:
-        unary: list[Table] = [np.zeros(len(c)) for c in self.choices]
+        """Seconds, the price of memory in them."""
+        unary, edges, pairwise = self._costs()
+        return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.table for c in unary), edges, tuple(c.table for c in pairwise))
+
+    def trade(self) -> Trade:
+        """Seconds and bytes apart, with every choice between them."""
+        unary, edges, pairwise = self._costs()
+        return Trade(tuple(len(c) for c in self.choices), tuple(c.options for c in unary), edges, tuple(c.options for c in pairwise))
+
+    def _costs(self) -> tuple[list[Cost], tuple[tuple[int, int], ...], list[Cost]]:
+        unary: dict[int, Cost] = {}
         edges: list[tuple[int, int]] = []
-        tables: list[Table] = []
+        pairwise: list[Cost] = []
         for (kind, name), v in self.number.items():
             if kind == "node":
                 made = self.node_tables(self.graph.node[name])
-                unary[v] = made.alone.table
+                unary[v] = made.alone
                 for u, edge in zip((*self.inputs(name), *self.outputs(name)), (*made.ins, *made.outs), strict=True):
                     if edge is not None:
                         edges.append((u, v))
-                        tables.append(edge.table)
+                        pairwise.append(edge)
             else:
-                unary[v] = (self.hub_alone(name) if kind == "hub" else self.param_alone(name)).table
-        return FactorGraph(tuple(len(c) for c in self.choices), tuple(unary), tuple(edges), tuple(tables))
+                unary[v] = self.hub_alone(name) if kind == "hub" else self.param_alone(name)
+        return [unary[v] for v in range(len(self.choices))], tuple(edges), pairwise
 
     def inputs(self, node: str) -> list[int]:
         """Variable of every input, -1 for inputs of the graph and constants."""
@@ -207,7 +230,7 @@ class Problem:
         repeated = tuple(n.name in self.facts.rerun and any((u.name, i) in self.facts.again for u, i in self.graph.consumers(t)) for t in n.outputs)
         around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self.inputs(n.name), *self.outputs(n.name)))
         choice = self.choices[self.number["node", n.name]]
-        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.copies(n.layer))
+        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.rate(n.layer))
         if key not in self.made:
             self.made[key] = self._node_tables(n, choice, modes, again, repeated)
         found: _NodeTables = self.made[key]
@@ -276,13 +299,14 @@ class Problem:
         """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self.num_gradients(tensor)
-        key = ("param", id(choice), num_uses)
+        charge = self.terms.state_charge(self.layers[self.number["param", tensor]])
+        key = ("param", id(choice), num_uses, charge)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
             adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
-            self.made[key] = Cost.of((self.terms.state_price, 1.0), cls.step_s[rows] + adding, kept)
+            self.made[key] = Cost.of((charge, 1.0), cls.step_s[rows] + adding, kept)
         found: Cost = self.made[key]
         return found
 
