@@ -52,8 +52,8 @@ def search(
     start = time.perf_counter()
     terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
     if solver is not None:
-        problem = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
-        return read(problem, solver(problem.factor_graph(), tuple(problem.blocks.values())), start)
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
+        return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, ({}, {}, {}), start)
 
 
@@ -72,6 +72,16 @@ def price(
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}), start)
 
 
+def problem(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw", space: Space | None = None,
+    tables: Tables | None = None,
+) -> Problem:  # fmt: skip
+    """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
+
+
 def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
     """Tables to hand to several searches on one mesh with one pricing, whatever their graphs, prices and limits."""
     active = [k for k, n in enumerate(mesh_shape) if n > 1]
@@ -84,13 +94,13 @@ def _solve(
 ) -> Placed:  # fmt: skip
     """The optimum on the short graph; on the whole one where a block that stands for several is no link of a chain."""
     tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
-    problem = _problem(_short(graph, tables, terms, space or Space(), given), axes, mesh_shape, pricing, terms, space, tables, given)
+    this = _problem(_short(graph, tables, terms, space or Space(), given), axes, mesh_shape, pricing, terms, space, tables, given)
     try:
-        solution = solve(problem.factor_graph(), tuple(problem.blocks.values()), problem.repeated())
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()), this.repeated())
     except CannotFold:
-        problem = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables, given)
-        solution = solve(problem.factor_graph(), tuple(problem.blocks.values()))
-    return read(problem, solution, start)
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables, given)
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()))
+    return read(this, solution, start)
 
 
 def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Given) -> Short:
@@ -135,4 +145,4 @@ def _problem(
     return Problem(short, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
 
 
-__all__ = ["Placed", "new_tables", "price", "search"]
+__all__ = ["Placed", "new_tables", "price", "problem", "search"]

@@ -140,7 +140,7 @@ def min_marginals(graph: FactorGraph) -> list[Table]:
         factors = Factors.of(graph)
         factors.keep = frozenset((v,))
         factors.eliminate_all()
-        out.append(factors.tables[(v,)])
+        out.append(factors.tables[(v,)] + factors.constant)
     return out
 
 

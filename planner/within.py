@@ -11,13 +11,16 @@ import heapq
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ir.errors import PlanError
-from ir.graph import Graph
+from ir.graph import Graph, Node
+from ir.op import Rule
+from ir.plan import Hub, ParamPlacement
 from planner.placed import Placed
-from planner.placement import new_tables, search
+from planner.placement import new_tables, price
 from planner.pricing import Pricing
-from planner.problem import ByLayer
+from planner.problem import ByLayer, Given
 from planner.runs import layer_keys
 from planner.space import Limit, Space
 from planner.tables import Tables
@@ -66,9 +69,11 @@ def search_within(
     """
     tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
 
-    def ask(worth: ByLayer, limits: Space) -> Line:
-        placed = search(
-            graph, axes, mesh_shape, pricing, num_microbatches=num_microbatches, memory_price=worth, in_flight=in_flight, recompute=recompute,
+    def ask(worth: ByLayer, limits: Space, given: Given = ({}, {}, {})) -> Line:
+        rules, hubs, params = given
+        placed = price(
+            graph, axes, mesh_shape, pricing, rules=rules, hubs=hubs, params=params, num_microbatches=num_microbatches, memory_price=worth,
+            in_flight=in_flight, recompute=recompute,
             optimizer=optimizer, space=(space or Space()) & limits, tables=tables,
         )  # fmt: skip
         return Line(placed.time_s, sum(placed.nbytes.values()), placed)
@@ -83,7 +88,7 @@ class _Branches:
     graph: Graph
     axes: tuple[str, ...]
     limit: float
-    ask: Callable[[ByLayer, Space], Line]
+    ask: Callable[..., Line]
 
     def best(self) -> Within:
         counter = itertools.count()
@@ -129,26 +134,45 @@ class _Branches:
         if over is None:
             return Within(_placed(within), _placed(within).bound, 0.0, _placed(within), None)
         best = within
-        for line in self._mixtures(worth, limits):
+        for line in self._mixtures(_placed(over), _placed(within), worth, limits):
             if line.nbytes <= self.limit and line.time_s < best.time_s:
                 best = line
         return Within(_placed(best), over.time_s + worth * (over.nbytes - self.limit), worth, _placed(within), _placed(over))
 
-    def _mixtures(self, worth: float, limits: Space) -> Iterator[Line]:
-        """Bytes a little cheaper in the first layers and a little dearer in the rest; and the layer between, or two, at whichever price meets the limit."""
+    def _mixtures(self, over: Placed, within: Placed, worth: float, limits: Space) -> Iterator[Line]:
+        """The first layers as in one placement, the rest as in the other; and the layer between, or two, at whichever price meets the limit.
+
+        Bytes are a little cheaper in the first layers and a little dearer in the rest. With a price alone a mixture is found where going from one placement to
+        the other costs nothing; with the decisions given, elsewhere as well.
+        """
         order = self._order()
 
-        def ask(first: int, last: int, between: float) -> Line:
+        def ask(first: int, last: int, between: float, given: bool) -> Line:
             prices = {layer: worth * (1 - NEARLY) if i < first else worth * (1 + NEARLY) if i >= last else between for i, layer in enumerate(order)}
-            return self.ask(prices, limits)
+            sides = {layer: over if i < first else within for i, layer in enumerate(order) if i < first or i >= last}
+            return self.ask(prices, limits, _given(self.graph, lambda n: sides.get(n.layer)) if given else ({}, {}, {}))
 
-        first = _last(lambda i: ask(i, i, worth).nbytes <= self.limit, len(order))
-        yield ask(first, first, worth)
-        for width in (1, 2):
-            try:
-                yield dual(lambda p, last=first + width: ask(first, last, p), self.limit, worth)[0]  # type: ignore[misc]
-            except PlanError:
-                continue  # even at its smallest this layer has no room
+        for given in (False, True):
+            first = _last(lambda i, given=given: ask(i, i, worth, given).nbytes <= self.limit, len(order))  # type: ignore[misc]
+            yield ask(first, first, worth, given)
+            for last in (first + 1, first + 2):
+                try:
+                    yield dual(partial(lambda *a: ask(a[0], a[1], a[3], a[2]), first, last, given), self.limit, worth)[0]
+                except PlanError:
+                    continue  # even at its smallest this layer has no room
+        yield from self._cut_layer(over, within, order[:first], order[first], worth, limits)
+
+    def _cut_layer(self, over: Placed, within: Placed, before: Sequence[int], layer: int, worth: float, limits: Space) -> Iterator[Line]:
+        """The layer in which the limit falls cut between two of its operators: what has the same price would otherwise jump together."""
+        inside = [n.name for n in self.graph.nodes if n.layer == layer]
+        ahead = frozenset(before)
+        prices = {i: worth * (1 - NEARLY if i in ahead else 1 + NEARLY) for i in range(self.graph.num_layers)}
+
+        def ask(num: int) -> Line:
+            first = frozenset(inside[:num])
+            return self.ask(prices, limits, _given(self.graph, lambda n: over if n.layer in ahead or n.name in first else within))
+
+        yield ask(_last(lambda num: ask(num).nbytes <= self.limit, len(inside) + 1))
 
     def _order(self) -> list[int]:
         """Layers, those with most like them first: what is one of its kind jumps alone, and mixes with nothing."""
@@ -161,6 +185,29 @@ class _Branches:
 def _placed(line: Line) -> Placed:
     assert isinstance(line.found, Placed)
     return line.found
+
+
+def _given(graph: Graph, side_of: Callable[[Node], Placed | None]) -> Given:
+    """The decisions of nodes as one placement or the other has them; tensors that nodes of different sides touch, or a node of neither, are left open."""
+    around: dict[str, list[Placed | None]] = {}
+    rules: dict[str, tuple[Rule, ...]] = {}
+    for n in graph.nodes:
+        side = side_of(n)
+        if side is not None:
+            rules[n.name] = side.rules[n.name]
+        for t in (*n.inputs, *n.outputs):
+            around.setdefault(t, []).append(side)
+    hubs: dict[str, Hub] = {}
+    params: dict[str, ParamPlacement] = {}
+    for t, found in around.items():
+        side, role = found[0], graph.tensors[t].role
+        if side is None or any(other is not side for other in found):
+            continue
+        if role == "param":
+            params[t] = side.params[t]
+        elif role == "value" and (len(found) > 1 or t in graph.outputs):
+            hubs[t] = side.hubs[t]
+    return rules, hubs, params
 
 
 def _last(fits: Callable[[int], bool], num: int) -> int:
