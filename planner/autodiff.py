@@ -82,6 +82,8 @@ class _Backward:
         self.build.tensor(seed, (), self.graph.tensors[loss].dtype)
         self.build.nodes.append(Node(seed, "fill", (), (seed,), {"value": 1.0}, head.layer, "I", head.name))
         self.pending[loss] = seed
+        if loss not in self.needs:
+            raise GraphError(f"graph `{self.graph.name}`: `{loss}` depends on no parameter that is trained; leave one at least unfrozen")
         for node in reversed(self.graph.nodes):
             if any(t in self.pending for t in node.outputs):
                 self._differentiate(node)
@@ -162,8 +164,8 @@ class _Backward:
 
 
 def _differentiable(graph: Graph) -> frozenset[str]:
-    """The tensors whose cotangent somebody needs: parameters, and values that depend on one other than through a `stop`."""
-    found = {t.name for t in graph.params}
+    """The tensors whose cotangent somebody needs: parameters that are trained, and values that depend on one other than through a `stop`."""
+    found = {t.name for t in graph.trained}
     for n in graph.nodes:
         op = graph.op(n)
         flows = any(t in found and o.name not in op.stop for o, t in zip(op.inputs, n.inputs, strict=True))

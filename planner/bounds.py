@@ -27,7 +27,7 @@ class Bounds:
     dtype: str
     cost: CostModel
     _graphs: dict[int, Graph] = field(default_factory=dict)
-    _layers: dict[tuple[int, bool], Sequence[float]] = field(default_factory=dict)
+    _layers: dict[tuple[int, bool, bool], Sequence[float]] = field(default_factory=dict)
     _cuts: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> Graph:
@@ -42,16 +42,19 @@ class Bounds:
             self._cuts[num_stages] = cut(layer_flops(self.graph(1)), num_stages)
         return self._cuts[num_stages]
 
-    def layer_s(self, mbs: int, recompute: bool) -> Sequence[float]:
-        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device."""
-        if (mbs, recompute) not in self._layers:
+    def layer_s(self, mbs: int, recompute: bool, floor: bool = False) -> Sequence[float]:
+        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device; `floor`: what no way of cutting them goes below."""
+        if (mbs, recompute, floor) not in self._layers:
             graph = self.graph(mbs)
-            self._layers[mbs, recompute] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else ())
-        return self._layers[mbs, recompute]
+            self._layers[mbs, recompute, floor] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else (), floor)
+        return self._layers[mbs, recompute, floor]
 
     def lower_bound_s(self, c: Candidate) -> float:
-        """The heaviest stage's kernels, each as fast on a part as on the whole, and the pipeline's fill and drain; no communication, no optimizer."""
-        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
+        """The heaviest stage's kernels, each as fast as any part of it, and the pipeline's fill and drain; no communication, no optimizer."""
+        return self._pipeline_s(c, floor=True)
+
+    def _pipeline_s(self, c: Candidate, floor: bool) -> float:
+        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full", floor)]
         if not is_plain(c.schedule, c.vpp):
             # what fills such a pipeline is another schedule's business: only the work of the busiest rank is sure
             copies = 1 if c.schedule in OWN else schedule(c.schedule).copies
@@ -60,19 +63,20 @@ class Bounds:
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
     def guess_s(self, c: Candidate) -> float:
-        """The bound, two all-reduces a block and direction, half of the gradients' reduction; GPipe after 1F1B. Not a bound, not a promise."""
+        """The kernels as they are uncut, two all-reduces a block and direction, half of the gradients' reduction; GPipe after 1F1B. No bound, no promise."""
         graph = self.graph(1)
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
         nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
         tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        gradients = graph.num_params / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
+        gradients = sum(p.num_elements for p in graph.trained) / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
         reduce_s = self.cost.collective_s("all_reduce", gradients, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
         passes = c.num_microbatches + c.pp - 1
-        return self.lower_bound_s(c) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
+        return self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
 
 
-def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ()) -> list[float]:
-    """Seconds of the kernels of every layer of the chain, forward and backward, on one device; equal kernels are priced once."""
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; equal kernels are priced once."""
+    price = cost.floor_s if floor else cost.compute_s
     facts = analyse(graph, recompute)
     out = [0.0] * graph.num_layers
     known: dict[tuple[Any, ...], float] = {}
@@ -82,7 +86,7 @@ def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ())
         key = (n.op, times, tuple(sizes.items()), tuple(op.name for op in fact.grads))
         if key not in known:
             ops = (*(fact.op,) * times, *fact.grads)
-            known[key] = sum(cost.compute_s(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
+            known[key] = sum(price(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
         out[n.layer] += known[key]
     return out
 

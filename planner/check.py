@@ -11,9 +11,9 @@ from ir.graph import Graph, Node
 from ir.op import nd_placements
 from ir.plan import Plan
 from ir.sbp import NdSbp, format_nd
-from ir.units import DTYPE_BYTES
+from ir.units import DTYPE_BYTES, is_floating
+from planner.optimizers import is_hidden, update_of, with_defaults
 from planner.orders import check_schedule
-from planner.single import OPTIMIZERS
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
@@ -36,11 +36,10 @@ def _check_sizes(plan: Plan) -> None:
         near = [m for m in range(1, plan.batch + 1) if plan.batch % m == 0]
         near = sorted(sorted(near, key=lambda m: abs(m - plan.num_microbatches))[:4])
         raise PlanError(f"batch {plan.batch} cannot be cut into {plan.num_microbatches} equal microbatches; try {', '.join(map(str, near))}")
-    dtypes = [d for d in DTYPE_BYTES if not d.startswith("int")]
+    dtypes = list(filter(is_floating, DTYPE_BYTES))
     if plan.dtype not in dtypes:
         raise PlanError(f"dtype `{plan.dtype}` is not known; known are {', '.join(dtypes)}")
-    if plan.optimizer.get("name") not in OPTIMIZERS:
-        raise PlanError(f"optimizer `{plan.optimizer.get('name')}` is not known; known are {', '.join(OPTIMIZERS)}")
+    with_defaults(plan.optimizer)
 
 
 def _check_mesh(plan: Plan) -> None:
@@ -107,6 +106,13 @@ def _check_placements(graph: Graph, plan: Plan) -> None:
         for nd, what in ((place.state, "state"), (place.held, "held")):
             if any(s.is_partial for s in nd):
                 raise PlanError(f"parameter `{p.name}`: {what} is {format_nd(nd, plan.axes)}; only a gradient can be P")
+        if not p.frozen:
+            update = update_of(with_defaults(plan.optimizer), p, is_hidden(graph, p.name))
+            if not update.is_legal(place.state, plan.mesh_shape):
+                sizes = ", ".join(f"{label} = {n}" for label, n in update.sizes.items())
+                raise PlanError(f"parameter `{p.name}`: state is {format_nd(place.state, plan.axes)}, where {update.last.sentence} cannot be split: {sizes}")
+        elif len(set(place)) > 1:
+            raise PlanError(f"parameter `{p.name}` is frozen: it lies where it is held; give state, held and gradient one placement")
     for tensor, hub in plan.hubs.items():
         if tensor not in graph.tensors:
             raise PlanError(f"the plan has a hub for tensor `{tensor}`, which `{graph.name}` has not; it was made for another model: plan again")

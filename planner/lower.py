@@ -27,6 +27,7 @@ from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of, splits
 from planner.place import SiteTasks, Task, Value, place
+from planner.pricing import work_of
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
 
@@ -310,10 +311,9 @@ class _Writer:
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
         at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
-        ins, outs = op.elements_of(sizes)
-        width = DTYPE_BYTES[dtype]
+        coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         return Work(
-            "compute", task.op, dtype, op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes), (), attrs, sizes, total,
+            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 

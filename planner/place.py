@@ -18,11 +18,11 @@ from ir.errors import PlanError
 from ir.graph import Node, Tensor
 from ir.mesh import Mesh
 from ir.op import ALL_B, LEADING, Op, Rule, nd_placements
-from ir.ops import catalogue
 from ir.plan import Plan
 from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
+from planner.optimizers import Update, attrs_of, intermediate, is_hidden, update_of, updated, with_defaults
 
 PARTS = ("begin", "F", "I", "W", "end")
 
@@ -344,6 +344,9 @@ class _Placer:
         state = replace(spec, dtype=self.state_dtype)
         memory = "optimizer" if self.wide else "parameter"
         kept: dict[str, Any] = {"clock": "step", "initial": True, "counted_elsewhere": elsewhere}
+        if spec.frozen:
+            self._value(stage, spec, place.held, "begin", memory="parameter", **kept)
+            return
         if self.wide:
             master = self._value(stage, replace(state, name=f"{spec.name}@master"), place.state, "begin", memory=memory, **kept)
             name = self._value(stage, spec, place.state, "begin", clock="step", memory="parameter")
@@ -357,7 +360,10 @@ class _Placer:
 
     def _param_of(self, tensor: str) -> str | None:
         behind = self.joint.stands_for.get(tensor)
-        return behind if tensor.startswith("d.") and behind is not None and self.graph.tensors[behind].role == "param" else None
+        if not tensor.startswith("d.") or behind is None:
+            return None
+        spec = self.graph.tensors[behind]
+        return behind if spec.role == "param" and not spec.frozen else None
 
     def _adds_up(self, node: Node, tensor: str, nd: NdSbp) -> bool:
         """Whether a kernel's output goes straight into the accumulator of a gradient."""
@@ -414,24 +420,49 @@ class _Placer:
 
     def _update(self, stage: int, grads: Mapping[str, str]) -> None:
         """The optimizer: the global norm of the gradient where it is clipped, then each parameter in place."""
-        optimizer = dict(self.plan.optimizer)
-        kind = optimizer.pop("name")
-        norm2 = self._norm2(stage, grads, float(optimizer.get("max_norm", 0.0)))
-        op = catalogue(kind)
-        slots = [o.name for o in op.inputs[3:]]
-        for param, grad in grads.items():
-            spec = self.graph.tensors[param]
-            state = self.plan.params[param].state
-            weights = self.made[self._key(stage, "begin"), f"{param}@master" if self.wide else param, state, "begin"]
-            elsewhere = self._site(stage).values[weights].counted_elsewhere
-            kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
-            moment = replace(spec, dtype=self.state_dtype, init={"init": "zeros"})
-            moments = [self._value(stage, replace(moment, name=f"{param}@{slot}"), state, "end", **kept) for slot in slots]
-            decay = optimizer.get("weight_decay", 0.0) if len(spec.shape) > 1 else 0.0
-            self._task(
-                stage, "end", "compute", kind, f"{param}.{kind}", reads=(grad, norm2), updates=(weights, *moments), rules=_identity_rules(state),
-                attrs={**optimizer, "weight_decay": decay}, phase="U", origin=param,
-            )  # fmt: skip
+        optimizer = with_defaults(self.plan.optimizer)
+        norm2 = self._norm2(stage, grads, float(optimizer["max_norm"]))
+        updates = [self._updating(stage, param, {"g": grad, "norm2": norm2}, optimizer) for param, grad in grads.items()]
+        # Operator k of one parameter comes just after operator k - 1 of the next: what is re-sharded between the two has that long.
+        longest = max((len(u.ops) for _, u, _ in updates), default=0)
+        for when in range(len(updates) + longest):
+            for k in reversed(range(longest)):
+                if 0 <= when - k < len(updates) and k < len(updates[when - k][1].ops):
+                    self._update_step(stage, *updates[when - k], k)
+
+    def _updating(self, stage: int, param: str, values: Mapping[str, str], optimizer: Mapping[str, Any]) -> tuple[str, Update, dict[str, str]]:
+        """The update of a parameter, and the values that its operators find under their names: gradient, norm, weights, states."""
+        spec, state = self.graph.tensors[param], self.plan.params[param].state
+        update = update_of(optimizer, spec, is_hidden(self.graph, param))
+        weights = self.made[self._key(stage, "begin"), f"{param}@master" if self.wide else param, state, "begin"]
+        elsewhere = self._site(stage).values[weights].counted_elsewhere
+        kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
+        states = {
+            t.name: self._value(stage, replace(t, name=f"{param}@{t.name}"), nd, "end", **kept)
+            for t, nd in zip(update.states, update.state_places(state), strict=True)
+        }
+        return param, update, {**values, "w": weights, **states}
+
+    def _update_step(self, stage: int, param: str, update: Update, values: dict[str, str], k: int) -> None:
+        """Operator `k` of an update; what an earlier one has given is brought to where this one reads it."""
+        op, rules = update.ops[k], update.rules(self.plan.params[param].state)[k]
+        ins, outs = nd_placements(rules, op)
+        changed = updated(op)
+        reads = []
+        for operand, nd in zip(op.inputs, ins, strict=True):
+            have = values[operand.name]
+            if operand.name not in changed:
+                tensor = self._site(stage).values[have].tensor
+                reads.append(self._box(stage, tensor, have, nd, "end", None, clock="step"))
+        made = {}
+        for operand, nd in zip(op.outputs, outs, strict=True) if not changed else ():
+            tensor = intermediate(update, op, operand.name, self.state_dtype)
+            made[operand.name] = self._value(stage, replace(tensor, name=f"{param}@{operand.name}"), nd, "end", clock="step", memory="buffer")
+        self._task(
+            stage, "end", "compute", op.name, f"{param}.{op.name}", reads=tuple(reads), writes=tuple(made.values()),
+            updates=tuple(values[name] for name in changed), rules=rules, attrs=attrs_of(update, op), phase="U", origin=param,
+        )  # fmt: skip
+        values |= made
 
     def _norm2(self, stage: int, grads: Mapping[str, str], max_norm: float) -> str:
         """The sum of squares of all gradients, each counted once; a constant where nothing is clipped."""

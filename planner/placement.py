@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from ir.errors import PlanError
 from ir.graph import Graph, Node
@@ -27,6 +28,7 @@ from planner.blocks import CannotFold
 from planner.elimination import solve
 from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
+from planner.optimizers import with_defaults
 from planner.placed import Placed, read
 from planner.pricing import Pricing
 from planner.problem import ByLayer, Given, Problem, Terms
@@ -39,7 +41,7 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 def search(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None, solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
@@ -50,7 +52,7 @@ def search(
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
     if solver is not None:
         this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
         return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
@@ -60,7 +62,7 @@ def search(
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
     hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
@@ -68,17 +70,17 @@ def price(
     Raises PlanError where a given decision is not in the space.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}), start)
 
 
 def problem(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str = "adamw", space: Space | None = None,
-    tables: Tables | None = None,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None,
 ) -> Problem:  # fmt: skip
     """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
     return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
 
 

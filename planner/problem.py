@@ -17,6 +17,7 @@ from ir.plan import Hub, ParamPlacement
 from planner.blocks import CannotFold, Repeated
 from planner.factors import FactorGraph
 from planner.facts import Facts, uneven_labels
+from planner.optimizers import is_hidden, update_of
 from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
@@ -43,7 +44,7 @@ class Terms:
     state_price: ByLayer
     in_flight: ByLayer
     recompute: tuple[int, ...]
-    optimizer: str
+    optimizer: Mapping[str, Any]
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
@@ -94,7 +95,8 @@ class Problem:
             for t in n.inputs:
                 tensor = self.graph.tensors[t]
                 if tensor.role == "param" and ("param", t) not in self.number:
-                    made = self.tables.param(tensor, uneven.get(t, frozenset()), self.terms.optimizer)
+                    update = None if tensor.frozen else update_of(self.terms.optimizer, tensor, is_hidden(self.graph, t))
+                    made = self.tables.param(tensor, uneven.get(t, frozenset()), update)
                     self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
             made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
             self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
@@ -304,7 +306,7 @@ class Problem:
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
+            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
             self.made[key] = Cost.of((charge, 1.0), cls.step_s[rows] + adding, kept)
         found: Cost = self.made[key]

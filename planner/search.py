@@ -24,8 +24,8 @@ from planner.candidates import Candidate, candidates, parse_fix
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.hints import Hint
+from planner.optimizers import with_defaults
 from planner.reasons import why
-from planner.single import OPTIMIZERS
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -72,10 +72,7 @@ def plan(
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
-    settings = OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
-    if settings is None:
-        raise PlanError(f"optimizer `{optimizer}` is not known; known are {', '.join(OPTIMIZERS)}")
-    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), settings, fix or {}, memory_fraction)
+    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction)
     space = list(candidates(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")

@@ -10,7 +10,7 @@ from ir.units import nbytes
 from planner.bounds import Bounds
 from planner.candidates import Candidate, candidates
 from planner.evaluate import Evaluated, Evaluator
-from planner.single import OPTIMIZERS
+from planner.optimizers import OPTIMIZERS
 
 NUM_WAYS = 3
 SHORTEST_SEQ = 128

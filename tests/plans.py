@@ -11,10 +11,11 @@ from ir.mesh import Mesh
 from ir.plan import Plan, Stage
 from planner.candidates import block_layers
 from planner.frontends.model import Model
+from planner.optimizers import with_defaults
 from planner.placement import search
 from planner.pricing import MeshPricing
 from planner.schedules import schedule
-from planner.single import OPTIMIZERS, single_device
+from planner.single import single_device
 from planner.space import layout_space
 from planner.stages import cut
 from simulator.clusters import load_cluster
@@ -44,7 +45,9 @@ def cluster() -> Cluster:
     return load_cluster("1x8xH100-SXM")
 
 
-def plan_for(model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str = "adamw") -> Plan:
+def plan_for(
+    model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str | Mapping[str, Any] = "adamw"
+) -> Plan:
     """The plan of this layout with the cheapest placement."""
     devices = cluster()
     graph = model.graph(batch // want.num_microbatches, seq, dtype)
@@ -54,7 +57,7 @@ def plan_for(model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
         recompute=recompute, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
     )  # fmt: skip
-    base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=OPTIMIZERS[optimizer], num_microbatches=want.num_microbatches)
+    base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=with_defaults(optimizer), num_microbatches=want.num_microbatches)
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,

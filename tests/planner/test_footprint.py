@@ -8,7 +8,7 @@ from planner.bounds import Bounds
 from planner.candidates import candidates
 from planner.evaluate import Evaluator
 from planner.frontends.model import Model
-from planner.single import OPTIMIZERS
+from planner.optimizers import OPTIMIZERS
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from tests.models import SEQ, gpt, llama
