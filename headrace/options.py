@@ -14,7 +14,7 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp", "layout", "tp_plan")
 FIX_HELP = "what the plan must keep, of dp tp pp mbs schedule recompute zero sp, and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")

@@ -7,8 +7,10 @@ what is not named is repeated. A tensor-parallel plan says of modules, by patter
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from networkx.utils import UnionFind
@@ -59,11 +61,11 @@ def named_dims(graph: Graph) -> NamedDims:
     tensors: dict[str, dict[int, str]] = {}
     nodes: dict[str, dict[str, str]] = {}
     for item in classes:
-        name = named.get(classes[item])
-        if name and isinstance(item[1], int):
-            tensors.setdefault(item[0], {})[item[1]] = name
-        elif name:
-            nodes.setdefault(item[0], {})[item[1][0]] = name
+        found = named.get(classes[item])
+        if found and isinstance(item[1], int):
+            tensors.setdefault(item[0], {})[item[1]] = found
+        elif found:
+            nodes.setdefault(item[0], {})[item[1][0]] = found
     return NamedDims(tensors, nodes)
 
 
@@ -120,20 +122,21 @@ def layout_limits(graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], 
         mine = frozenset(name for name, a in layout.items() if a == axis)
         where = {t: _only(graph.tensors[t], found, mine, axis, size[axis]) for t, found in dims.tensors.items()}
         said = f"layout {';'.join(f'{name}:{axis}' for name in sorted(mine))}"
-        labels = {name: [label for label, of in found.items() if of in mine] for name, found in dims.nodes.items()}
+        cuts: dict[frozenset[Rule], set[str]] = {}
         for n in graph.nodes:
-            possible = {Rule("split", label) for label in labels.get(n.name, ())} & set(graph.op(n).rules())
-            rules.append(Limit(_called(n.name), axis, _one_of(possible), said=said))
-        for t, dim in where.items():
-            if graph.tensors[t].role == "value" and dim is not None:
-                hubs.append(Limit(_called(t), axis, _lies(0, dim), said=said))
-            elif graph.tensors[t].role == "param":
-                params.append(Limit(_called(t), axis, _lies(1, dim), said=said))
+            labels = (label for label, of in dims.nodes.get(n.name, {}).items() if of in mine)
+            cuts.setdefault(frozenset(Rule("split", label) for label in labels) & frozenset(graph.op(n).rules()), set()).add(n.name)
+        rules += [Limit(_among(names), axis, _one_of(cut), said=said) for cut, names in cuts.items()]
+        for dim in dict.fromkeys(where.values()):
+            alike = {t for t, d in where.items() if d == dim}
+            params.append(Limit(_among(alike), axis, _lies(1, dim), said=said))
+            if dim is not None:
+                hubs.append(Limit(_among(alike), axis, _lies(0, dim), said=said))
     return Space(rules=tuple(rules), hubs=tuple(hubs), params=tuple(params))
 
 
-def _called(name: str) -> Callable[[Any], bool]:
-    return lambda thing: bool(thing.name == name)
+def _among(names: Collection[str]) -> Callable[[Any], bool]:
+    return lambda thing: thing.name in names
 
 
 def _one_of(rules: Collection[Rule]) -> Callable[[Rule], bool]:
@@ -165,6 +168,18 @@ VOCABULARY_ROWS = frozenset({"embedding_rowwise"})
 REPEATED = frozenset({"replicate", "replicated_with_grad_allreduce", "sequence_parallel", "gather"})
 
 
+def read_tp_plan(path: str) -> dict[str, str]:
+    """A plan of modules from a JSON file: the mapping itself, or a config that holds it as `base_model_tp_plan`. Raises InputError."""
+    try:
+        data = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"the tensor-parallel plan `{path}` cannot be read: {error}") from error
+    found = data.get("base_model_tp_plan", data) if isinstance(data, dict) else data
+    if not isinstance(found, dict) or not found or not all(isinstance(k, str) and isinstance(v, str) for k, v in found.items()):
+        raise InputError(f'`{path}` holds no tensor-parallel plan; write {{"layers.*.mlp.up_proj": "colwise", ...}}')
+    return found
+
+
 def tp_plan_limits(model: Model, graph: Graph, plan: Mapping[str, str], axis: str = "tp") -> Space:
     """A tensor-parallel plan of `transformers` (`base_model_tp_plan` of a config class, `_tp_plan` of a model class) as limits on one axis.
 
@@ -176,12 +191,16 @@ def tp_plan_limits(model: Model, graph: Graph, plan: Mapping[str, str], axis: st
         known = ", ".join(sorted(COLUMNS | ROWS | VOCABULARY_ROWS | REPEATED))
         raise InputError(f"style `{unknown[0]}` of the tensor-parallel plan is not known; known are {known}")
     styles = _styles(model, graph, plan)
-    rules = [Limit(_called(name), axis, Rule("split", on).__eq__, said=f"{style} of the tensor-parallel plan") for name, (style, on) in styles.items() if on]
+    kinds = dict.fromkeys((style, on) for style, on in styles.values() if on)
+    rules = [
+        Limit(_among({name for name, found in styles.items() if found == kind}), axis, Rule("split", kind[1]).__eq__, said=f"{kind[0]} of the plan of modules")
+        for kind in kinds
+    ]
     # what only some of the planned modules read is cut as they are; the residual stream between them is whole on every rank
     stream = {t for n in graph.nodes if n.op in RESIDUAL_OPS for t in (n.outputs[0], n.inputs[0])}
     rules.append(Limit(lambda n: n.op in RESIDUAL_OPS and n.name not in styles, axis, lambda rule: rule.kind != "split"))
     rules.append(Limit("*", axis, lambda rule: rule not in (Rule("split", "b"), Rule("split", "s"))))
-    gathered = {t for name, (style, _) in styles.items() if style in GATHERED or style in ROWS for t in graph.node[name].outputs}
+    gathered = {t for name, (style, on) in styles.items() if on and (style in GATHERED or style in ROWS) for t in graph.node[name].outputs}
     hubs = [Limit(lambda t: t.name in stream or t.name in gathered, axis, lambda pair: not pair[0].is_split)]
     return Space(rules=tuple(rules), hubs=tuple(hubs))
 
@@ -192,7 +211,7 @@ def _styles(model: Model, graph: Graph, plan: Mapping[str, str]) -> dict[str, tu
     out: dict[str, tuple[str, str]] = {}
     used: set[str] = set()
     for n in graph.nodes:
-        read = [modules[t] for t in n.inputs if t in modules and n.op != "add_bias"]
+        read = [modules[t] for t in n.inputs if t in modules]
         for wanted, style in plan.items():
             if any(fnmatch.fnmatchcase(module, wanted) for module in read):
                 used.add(wanted)
@@ -214,8 +233,8 @@ def _module(key: str) -> str:
 
 
 def _label(graph: Graph, node: Node, style: str) -> str:
-    if style in REPEATED:
-        return ""
+    if style in REPEATED or not (graph.op(node).is_contraction or node.op in ("embedding", "grouped_linear")):
+        return ""  # a bias, or a norm of each head, follows the product that it belongs to
     if style in VOCABULARY_ROWS or node.op == "embedding":
         return "v"
     return "n" if style in COLUMNS else "k"
