@@ -14,7 +14,7 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 FIX_HELP = (
     "what the plan must keep, of dp tp pp vpp mbs schedule seq_chunks (pieces that a causal sequence is cut into, for the schedule seq1f1b) recompute zero sp, "
     "and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
