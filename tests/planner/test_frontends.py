@@ -32,7 +32,13 @@ PUBLISHED = {
     "qwen2-0.5b": 494_032_768, "qwen2-1.5b": 1_543_714_304, "qwen2-7b": 7_615_616_512, "qwen2-72b": 72_706_203_648,
     "qwen2.5-3b": 3_085_938_688, "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200,
-    "qwen3-32b": 32_762_123_264,
+    "qwen3-32b": 32_762_123_264, "gpt-neox-20b": 20_554_567_680, "pythia-1.4b": 1_414_647_808, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952,
+    "phi-1.5": 1_418_270_720, "phi-2": 2_779_683_840, "phi-3-mini": 3_821_079_552, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320, "gemma-3-1b": 999_885_952, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_620_634_112,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
+    "deepseek-v2-lite": 15_706_484_224, "deepseek-v2": 235_741_434_880, "deepseek-v3[extra_predictions=0]": 671_026_419_200, "bert-base": 109_514_298,
+    "bert-large": 335_174_458, "vit-b-16": 86_567_656, "vit-l-16": 304_326_632, "vit-h-14": 632_045_800, "t5-small": 60_506_624, "t5-base": 222_903_552,
+    "t5-large": 737_668_096, "t5-3b": 2_851_598_336, "t5-11b": 11_307_321_344,
 }  # fmt: skip
 
 
@@ -67,9 +73,9 @@ def test_megatron_formula_gives_the_count_of_gpt_1t() -> None:
 @pytest.mark.parametrize("name", zoo_names())
 def test_every_zoo_model_builds_and_says_where_it_comes_from(name: str) -> None:
     model = load(name, num_layers=2)
-    graph = model.graph(batch=2, seq=8, dtype="bf16")
+    graph = model.graph(batch=2, seq=model.max_seq if model.config.image else 8, dtype="bf16")
     assert graph.num_params == model.num_params
-    assert graph.num_layers == 4
+    assert graph.num_layers == model.num_layers + 2
     assert graph.outputs == ("loss",)
     assert graph.tensors["loss"].shape == ()
     assert model.source
