@@ -103,11 +103,12 @@ def state_names(program: Program) -> tuple[str, ...]:
 
 
 def holders_of(program: Program, name: str) -> Sequence[Register]:
-    """The registers to read a logical tensor from: those that the optimizer updates, else final gradients, else all that hold it."""
+    """The registers to read a logical tensor from: those that the optimizer updates, else final gradients, else those that are never
+    written (a frozen parameter; what is boxed of it lies in memory that others use too), else all that hold it."""
     here = program.holders.get(name, ())
     if not here:
         whole_shape(program, name)
-    for choice in ([r for r in here if r.name in program.updated], [r for r in here if r.memory == "gradient"], here):
+    for choice in ([r for r in here if r.name in program.updated], [r for r in here if r.memory == "gradient"], [r for r in here if r.initial], here):
         if choice:
             return choice
     raise AssertionError(name)

@@ -210,6 +210,8 @@ def _workload(p: Parser) -> None:
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
     names = ", ".join(OPTIMIZERS)
     p.add_argument("--optimizer", type=optimizer, metavar="NAME[:K=V,...]", default="adamw", help=f"{names}; with settings: adamw:beta2=0.99 (default: adamw)")
+    p.add_argument("--lora", metavar="K=V,...", help="train adapters beside frozen products only, such as rank=16,alpha=32,targets=q,v (or PEFT's own keys)")
+    p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
@@ -271,6 +273,18 @@ def _measure(p: Parser) -> None:
     p.add_argument("-o", "--output", metavar="FILE", help="write the cluster there, instead of where `local` is kept")
 
 
+def _calibrate(p: Parser) -> None:
+    p.add_argument("cluster", metavar="CLUSTER", help="the cluster to correct")
+    p.add_argument("--plan", metavar="FILE", required=True, help="the plan that was run on it")
+    p.add_argument("--step-s", type=positive, metavar="X", help="seconds that one of its steps took")
+    p.add_argument("--measured", nargs="+", metavar="FILE", help="measured timelines (`headrace run --timeline`); the last one is kept back to test on")
+    p.add_argument("-o", "--output", metavar="FILE", required=True, help="write the corrected cluster")
+
+
+def _validate(p: Parser) -> None:
+    p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
+
+
 def _nothing(p: Parser) -> None:
     pass
 
@@ -299,6 +313,8 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
     "run": ("train as planned, on this machine", "headrace run plan.json --steps 10 --verify --json", _run),
     "diff": ("lay a measured timeline on a predicted one", "headrace diff predicted.json measured.json --trace both.json", _diff),
     "measure": ("measure this machine, which `local` then stands for", "headrace measure -o cluster.json", _measure),
+    "calibrate": ("correct a cluster by what was measured on it", "headrace calibrate 1x8xH100-SXM --plan plan.json --step-s 0.42 -o cluster.json", _calibrate),
+    "validate": ("compare predictions with measured runs", "headrace validate runs.csv --json", _validate),
     "models": ("list the models that are known by name", "headrace models", _nothing),
     "clusters": ("list the devices and machines that are known by name", "headrace clusters", _nothing),
     "ui": ("open the page in a browser", "headrace ui --port 8501 --headless", _ui),

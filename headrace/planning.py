@@ -42,6 +42,16 @@ def load(name: str, **overrides: Any) -> Model:
     return frontends.load(name, **overrides)
 
 
+def load_tuned(name: str, lora: str | None = None, freeze: str | None = None) -> Model:
+    """A model of which only a part is trained: with adapters (`rank=16,alpha=32,targets=q,v`), or without the parameters that patterns name (`wte*,h.0.*`).
+
+    Raises InputError.
+    """
+    patterns = tuple(filter(None, (p.strip() for p in (freeze or "").split(","))))
+    tuning = frontends.Tuning(patterns, frontends.Lora.parse(lora) if lora is not None else None)
+    return load(name).tuned(tuning) if tuning else load(name)
+
+
 def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
     """A cluster: `local`, a shorthand such as `4x8xH100-SXM`, a machine's name, or the path of a cluster JSON.
 
@@ -144,7 +154,7 @@ def cluster_reference(text: str) -> str:
 def model_of(plan: Plan, model: Model | None = None) -> Model:
     """The model of a plan, proved to be the one it was made for."""
     if model is None:
-        path = Path(plan.model.partition("[")[0])
+        path = Path(frontends.Tuning.split(plan.model)[0].partition("[")[0])
         if path.is_absolute() and not path.exists():
             raise PlanError(f"the plan is for the model in `{path}`, which is not there any more: put the config back, or plan again")
         model = load(plan.model)

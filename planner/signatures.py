@@ -70,7 +70,7 @@ class _Asker:
         def ask(space: Space) -> Placed:
             return search(
                 graph, plan.axes, plan.mesh_shape, pricing, num_microbatches=plan.num_microbatches, in_flight=in_flight, recompute=plan.recompute,
-                optimizer=plan.optimizer["name"], space=base & space, tables=tables,
+                optimizer=plan.optimizer, space=base & space, tables=tables,
             )  # fmt: skip
 
         return cls(graph, plan, ask(Space()), ask)

@@ -10,14 +10,17 @@ Model(gpt2: 124 M parameters, 12 layers)
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ir import units
+from ir.errors import InputError
 from ir.graph import Graph
 from planner.frontends import transformer
 from planner.frontends.config import ModelConfig, Rope
+from planner.frontends.tuning import EVERYTHING, Tuning
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -31,9 +34,19 @@ class Model:
     config: ModelConfig
     source: str = ""
     reference: str = ""
+    tuning: Tuning = EVERYTHING
 
     def __repr__(self) -> str:
         return f"Model({self.name}: {units.count(self.num_params)} parameters, {self.num_layers} layers)"
+
+    def tuned(self, tuning: Tuning) -> Model:
+        """The same model of which only a part is trained. Raises InputError where that names what the model does not have."""
+        if self.tuning:
+            raise InputError(f"`{self.name}` says already what is trained; give it once")
+        names = (f"{name}{tuning!r}" if name else "" for name in (self.name, self.reference))
+        made = Model(next(names), self.config, self.source, next(names), tuning)
+        made.graph(1, 1)
+        return made
 
     @property
     def family(self) -> str:
@@ -46,8 +59,8 @@ class Model:
 
     @property
     def num_params(self) -> int:
-        """Elements of all parameters; a tied table counts once."""
-        return transformer.num_params(self.config)
+        """Elements of all parameters, frozen ones and adapters included; a tied table counts once."""
+        return self.graph(1, 1).num_params if self.tuning.lora else transformer.num_params(self.config)
 
     @property
     def max_seq(self) -> int:
@@ -57,7 +70,9 @@ class Model:
     @property
     def fingerprint(self) -> str:
         """Changes when anything that a plan depends on changes."""
-        return self.config.fingerprint
+        if not self.tuning:
+            return self.config.fingerprint
+        return hashlib.sha256(f"{self.config.fingerprint} {self.tuning!r}".encode()).hexdigest()[: len(self.config.fingerprint)]
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -73,7 +88,7 @@ class Model:
 
     def graph(self, batch: int, seq: int, dtype: str = "float32") -> Graph:
         """The forward graph of one microbatch of `batch` samples of `seq` tokens; see `planner.frontends.transformer`."""
-        return transformer.build(self.config, self.name, batch, seq, dtype)
+        return self.tuning.apply(transformer.build(self.config, self.name, batch, seq, dtype))
 
 
 __all__ = ["Model", "ModelConfig", "Rope"]
