@@ -1,39 +1,47 @@
-"""Any plan = one device, for models of every kind: losses and all gradients of three steps, float64, 1e-10 relative."""
+"""Any plan = one device, for models of every kind: losses, gradients and states of three steps, float64, 1e-10 relative."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
 from executor.data import ArrayData, text_data
-from headrace.running import differences, step_by_step
 from planner.lower import lower
 from planner.optimizers import OPTIMIZERS
 from planner.single import single_device
 from tests.families import of_kind
-from tests.parity import START, STEPS, same
+from tests.parity import STEPS, Ended, between, ended, same
 from tests.plans import Layout, cluster, plan_for
 
 BATCH, SEQ = 8, 12
 
 
-def apart(kind: str, want: Layout, **more: Any) -> dict[str, Any]:
-    """How far three steps under this layout lie from three steps on one device."""
-    model = of_kind(kind)
-    seq = model.max_seq if kind == "vit" else SEQ
-    plan = plan_for(model, want, batch=BATCH, seq=seq, **more)
-    alone = single_device(model, cluster(), batch=BATCH, seq=seq, dtype="float64", optimizer=OPTIMIZERS["adamw"])
-    options = {"data": data(kind), "lr": 1e-3, "warmup": 2, "seed": 3, "watchdog_s": 20.0}
-    return differences(*(step_by_step(lower(model, p), STEPS, START, options) for p in (plan, alone)), STEPS)
+def seq_of(kind: str) -> int:
+    return of_kind(kind).max_seq if kind == "vit" else SEQ
 
 
+@cache
 def data(kind: str) -> Any:
     if kind != "vit":
         return text_data(None, SEQ, vocab=259)
     rng = np.random.default_rng(2)
     return ArrayData({"pixels": rng.normal(size=(STEPS, BATCH, 3, 12, 12)), "labels": rng.integers(0, 10, (STEPS, BATCH, 1))})
+
+
+@cache
+def on_one_device(kind: str) -> Ended:
+    model = of_kind(kind)
+    single = single_device(model, cluster(), batch=BATCH, seq=seq_of(kind), dtype="float64", optimizer=OPTIMIZERS["adamw"])
+    return ended(lower(model, single), data=data(kind))
+
+
+def apart(kind: str, want: Layout) -> dict[str, Any]:
+    """How far three steps under this layout lie from three steps on one device."""
+    plan = plan_for(of_kind(kind), want, batch=BATCH, seq=seq_of(kind))
+    return between(ended(lower(of_kind(kind), plan), data=data(kind)), on_one_device(kind))
 
 
 LAYOUTS = {
