@@ -1,6 +1,6 @@
 """Fits the shares of every GPU, release and machine to the bundled runs, and writes `simulator/profiles/fits.json` and `docs/accuracy.md`.
 
-    python -m benchmarks.accuracy [--fits-only]
+python -m benchmarks.accuracy [--fits-only]
 """
 
 from __future__ import annotations

@@ -273,6 +273,18 @@ def _measure(p: Parser) -> None:
     p.add_argument("-o", "--output", metavar="FILE", help="write the cluster there, instead of where `local` is kept")
 
 
+def _calibrate(p: Parser) -> None:
+    p.add_argument("cluster", metavar="CLUSTER", help="the cluster to correct")
+    p.add_argument("--plan", metavar="FILE", required=True, help="the plan that was run on it")
+    p.add_argument("--step-s", type=positive, metavar="X", help="seconds that one of its steps took")
+    p.add_argument("--measured", nargs="+", metavar="FILE", help="measured timelines (`headrace run --timeline`); the last one is kept back to test on")
+    p.add_argument("-o", "--output", metavar="FILE", required=True, help="write the corrected cluster")
+
+
+def _validate(p: Parser) -> None:
+    p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
+
+
 def _nothing(p: Parser) -> None:
     pass
 
@@ -301,6 +313,8 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
     "run": ("train as planned, on this machine", "headrace run plan.json --steps 10 --verify --json", _run),
     "diff": ("lay a measured timeline on a predicted one", "headrace diff predicted.json measured.json --trace both.json", _diff),
     "measure": ("measure this machine, which `local` then stands for", "headrace measure -o cluster.json", _measure),
+    "calibrate": ("correct a cluster by what was measured on it", "headrace calibrate 1x8xH100-SXM --plan plan.json --step-s 0.42 -o cluster.json", _calibrate),
+    "validate": ("compare predictions with measured runs", "headrace validate runs.csv --json", _validate),
     "models": ("list the models that are known by name", "headrace models", _nothing),
     "clusters": ("list the devices and machines that are known by name", "headrace clusters", _nothing),
     "ui": ("open the page in a browser", "headrace ui --port 8501 --headless", _ui),

@@ -285,7 +285,7 @@ class Builder:
     ) -> tuple[str, ...]:  # fmt: skip
         """Adds a node and its output tensors; without `outputs` the first is called like the node, the others `node.operand`. Returns their names.
 
-        The dtype of an output is that of the first floating-point input.
+        The dtype of an output is that of the first floating-point input, int64 where the operator says so.
         """
         ins = tuple(inputs)
         missing = [t for t in ins if t not in self.tensors]
@@ -298,7 +298,8 @@ class Builder:
             raise GraphError(f"node `{name}`: {this.sentence} gives {len(this.outputs)} outputs, {len(names)} are named")
         floats = [self.tensors[t].dtype for t in ins if not self.tensors[t].dtype.startswith("int")]
         for operand, t in zip(this.outputs, names, strict=True):
-            self.tensor(t, operand.shape(sizes), floats[0] if floats else self.tensors[ins[0]].dtype)
+            dtype = "int64" if operand.name in this.integers else floats[0] if floats else self.tensors[ins[0]].dtype
+            self.tensor(t, operand.shape(sizes), dtype)
         self.nodes.append(Node(name, op, ins, names, dict(attrs or {}), layer, phase, origin))
         return names
 

@@ -130,7 +130,7 @@ class Op:
     `copies`: the output is the input unchanged, so that whoever needs it may read the input.
     `gemm(sizes, attrs)`: (batch, m, n, k) of products that take as long as an operator that is no contraction but made of them.
     `stepped`: depends on the number of the step or the learning rate.
-    `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
+    `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table). `integers`: outputs that are indices.
     """
 
     name: str
@@ -149,6 +149,7 @@ class Op:
     random: bool = False
     copies: bool = False
     gathered: frozenset[str] = frozenset()
+    integers: frozenset[str] = frozenset()
     stepped: bool = False
     gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
 
@@ -182,18 +183,20 @@ class Op:
         if len(shapes) != len(self.inputs):
             raise GraphError(f"{where}{self.sentence} takes {len(self.inputs)} operands, {len(shapes)} were given")
         sizes: dict[str, int] = {label: int(attrs[label]) for label in self.labels if label in attrs}
+        dims: list[tuple[Operand, tuple[str, ...], int]] = []
         for operand, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(operand.dims):
                 raise GraphError(f"{where}{operand!r} has {len(operand.dims)} dims, the tensor given has shape {shape}")
-            for dim, size in zip(operand.dims, shape, strict=True):
-                unknown = [label for label in dim if label not in sizes]
-                known = math.prod(sizes[label] for label in dim if label in sizes)
-                if len(unknown) > 1:
-                    raise GraphError(f"{where}{operand!r}: give the size of {' or '.join(unknown)} as an attribute")
-                if unknown and known and size % known == 0:
-                    sizes[unknown[0]] = size // known
-                elif unknown or known != size:
-                    raise GraphError(f"{where}{operand!r} of {self.sentence}: dim ({' '.join(dim)}) is {size}, but {sizes} was found before")
+            dims += [(operand, dim, size) for dim, size in zip(operand.dims, shape, strict=True)]
+        # what another operand tells of a composite dim comes first
+        for _, dim, size in sorted(dims, key=lambda d: len(d[1])):
+            _settle(sizes, dim, size)
+        for operand, dim, size in dims:
+            unknown = _settle(sizes, dim, size)
+            if len(unknown) > 1:
+                raise GraphError(f"{where}{operand!r}: give the size of {' or '.join(unknown)} as an attribute")
+            if unknown or math.prod(sizes[label] for label in dim) != size:
+                raise GraphError(f"{where}{operand!r} of {self.sentence}: dim ({' '.join(dim)}) is {size}, but {sizes} was found before")
         missing = [label for label in self.labels if label not in sizes]
         if missing:
             raise GraphError(f"{where}{self.sentence}: the size of {', '.join(missing)} is not given by any operand; give it as an attribute")
@@ -295,6 +298,15 @@ class Op:
         return size(a & b & out), size((a & out) - b), size((b & out) - a), size((a & b) - out)
 
 
+def _settle(sizes: dict[str, int], dim: tuple[str, ...], size: int) -> list[str]:
+    """Adds the size of the one label of a dim that is not known yet, if it is a whole number; returns the labels that stay unknown."""
+    unknown = [label for label in dim if label not in sizes]
+    known = math.prod(sizes[label] for label in dim if label in sizes)
+    if len(unknown) == 1 and known and size % known == 0:
+        sizes[unknown.pop()] = size // known
+    return unknown
+
+
 def _split(operand: Operand, label: str, otherwise: Sbp) -> Sbp:
     dim = operand.dim_of(label)
     return otherwise if dim is None else S(dim)
@@ -376,7 +388,7 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
-    gathered: str = "", copies: bool = False, stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
+    gathered: str = "", copies: bool = False, integers: str = "", stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -387,6 +399,7 @@ def op(
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
         tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm,
+        integers=frozenset(integers.split()),
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

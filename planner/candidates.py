@@ -13,7 +13,8 @@ from functools import reduce
 from typing import Any
 
 from ir.errors import InputError, PlanError
-from ir.graph import Graph
+from ir.graph import Graph, Node
+from planner.dims import EXPERT_PRODUCTS
 from planner.hints import Hint, check_hint, is_hint, parse_hint
 from planner.orders import OWN, table_fix
 from planner.schedules import SCHEDULES, schedule
@@ -21,16 +22,19 @@ from planner.schedules import SCHEDULES, schedule
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 """What `--fix` may hold besides tensor placements."""
 
-MESH_AXES = ("dp", "tp")
-"""The axes of a stage's mesh, outer first."""
+MESH_AXES = ("dp", "ep", "tp")
+"""The axes of a stage's mesh, outer first; `ep` only where experts are split over it."""
 
-NOT_YET = {"cp": 1, "ep": 1}
+NOT_YET = {"cp": 1}
 """Keys whose only legal value is this one in the space searched here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank."""
+    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank.
+
+    The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`.
+    """
 
     dp: int
     tp: int
@@ -40,10 +44,19 @@ class Candidate:
     schedule: str
     recompute: str
     vpp: int = 1
+    ep: int = 1
+
+    @property
+    def mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Axes and shape of a stage's mesh."""
+        if self.ep == 1:
+            return ("dp", "tp"), (self.dp, self.tp)
+        return MESH_AXES, (self.dp // self.ep, self.ep, self.tp)
 
     def __str__(self) -> str:
         virtual = f" vpp{self.vpp}" if self.vpp > 1 else ""
-        return f"dp{self.dp} tp{self.tp} pp{self.pp}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
+        experts = f" ep{self.ep}" if self.ep > 1 else ""
+        return f"dp{self.dp} tp{self.tp} pp{self.pp}{experts}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
 
 
 def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> dict[str, Any]:
@@ -78,6 +91,7 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     if out.get("zero", 0) not in (0, 1, 2, 3):
         raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
     _check_product(out, num_devices)
+    _check_ep(out, graph, num_devices)
     _check_tp(out, graph, num_devices)
     blocks = graph.num_layers - 2
     if out.get("pp", 1) * out.get("vpp", 1) > blocks:
@@ -115,9 +129,31 @@ def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
 
 def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
     """Numbers of ways that the key and value heads of every attention divide into, up to the number of devices."""
-    heads = [graph.sizes(n)["g"] for n in graph.nodes if n.op == "attention"]
+    heads = [graph.sizes(n)["g"] for n in graph.nodes if is_attention(n)]
     common = reduce(math.gcd, heads, 0)
     return tuple(n for n in range(1, num_devices + 1) if common % n == 0) if common else tuple(range(1, num_devices + 1))
+
+
+def is_attention(node: Node) -> bool:
+    """Whether the node is attention of some kind."""
+    return node.op.partition("_")[0] == "attention"
+
+
+def legal_ep(graph: Graph, dp: int) -> tuple[int, ...]:
+    """Numbers of ways that the experts of every layer divide into, of those that divide `dp`; (1,) without experts."""
+    experts = [graph.sizes(n)["e"] for n in graph.nodes if n.op in EXPERT_PRODUCTS]
+    return tuple(_divisors(math.gcd(dp, *experts))) if experts else (1,)
+
+
+def _check_ep(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
+    ep = fix.get("ep", 1)
+    most = fix.get("dp", num_devices // math.prod(fix.get(k, 1) for k in ("tp", "pp")))
+    legal = legal_ep(graph, most)
+    if ep == 1 or ep in legal:
+        return
+    if legal_ep(graph, num_devices**2) == (1,):
+        raise PlanError(f"--fix ep={ep}: `{graph.name}` has no experts to split; leave ep out")
+    raise PlanError(f"--fix ep={ep}: ep divides the experts and the {most} data-parallel ranks; legal are {', '.join(map(str, legal))}")
 
 
 def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
@@ -125,7 +161,7 @@ def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
         return
     legal = legal_tp(graph, max(num_devices, fix["tp"]))
     if fix["tp"] not in legal:
-        sizes = next(graph.sizes(n) for n in graph.nodes if n.op == "attention")
+        sizes = next(graph.sizes(n) for n in graph.nodes if is_attention(n))
         raise PlanError(
             f"--fix tp={fix['tp']}: `{graph.name}` has {sizes['g'] * sizes['r']} heads and {sizes['g']} KV heads, which {fix['tp']} does not divide; "
             f"legal tp are {', '.join(map(str, legal))}"
@@ -159,7 +195,9 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
             for name, recompute in itertools.product(schedules, recomputes):
                 vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
                 if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
-                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+                    for ep in legal_ep(graph, dp):
+                        if fix.get("ep", ep) == ep:
+                            yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep)
 
 
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:

@@ -11,12 +11,11 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.graph import Graph
 from ir.mesh import Mesh
-from ir.op import Rule
 from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.autodiff import Joint
 from planner.bounds import Bounds
-from planner.candidates import MESH_AXES, Candidate, block_layers
+from planner.candidates import Candidate, block_layers
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.hints import Hint, hinted_space
@@ -24,7 +23,7 @@ from planner.lower import joint_graph, representatives, write
 from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
-from planner.space import Limit, Space, layout_space
+from planner.space import Space, layout_space, no_batch
 from planner.summary import layout, metrics
 from planner.tables import Tables
 from simulator.cost import CostModel
@@ -34,9 +33,6 @@ from simulator.memory import Ledger, ledger
 
 PRICES = (0.0, 0.03, 1.0, 30.0)
 """Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
-
-NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split", "b")),))
-"""A batch split over `tp` would be data parallelism under another name, which is a candidate of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,7 @@ class Evaluator:
         """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
         bounds, model = self.bounds, self.bounds.model
         graph = bounds.graph(c.mbs * c.dp)
-        mesh = Mesh(MESH_AXES, (c.dp, c.tp), tuple(range(c.dp * c.tp)))
+        mesh = Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self._tables:
@@ -152,7 +148,7 @@ class Evaluator:
 
     def _space(self, graph: Graph, mesh: Mesh) -> Space:
         """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
-        space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP
+        space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
         hints = [value for value in self.fix.values() if isinstance(value, Hint)]
         if not hints:
             return space

@@ -51,6 +51,8 @@ class Footprint:
             facts = analyse(one, block_layers(one) if recompute else ())
             out = [0.0] * one.num_layers
             for n in one.nodes:
+                if one.op(n).copies:
+                    continue  # whoever reads the copy reads the original
                 out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if facts.saved[t])
             self._saved[recompute] = out
         return self._saved[recompute]

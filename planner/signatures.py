@@ -14,14 +14,13 @@ from ir.graph import Graph, Node, Tensor
 from ir.plan import Plan
 from ir.sbp import Sbp
 from ir.units import seconds
-from planner.evaluate import NO_BATCH_ON_TP
 from planner.facts import analyse, uneven_labels
 from planner.frontends.model import Model
 from planner.hints import legal_on
 from planner.orders import kept
 from planner.placement import Placed, new_tables, search
 from planner.pricing import MeshPricing
-from planner.space import Limit, Space, layout_space
+from planner.space import Limit, Space, layout_space, no_batch
 from planner.words import active, pattern, rule_in_words
 from simulator.cost import CostModel
 
@@ -65,7 +64,7 @@ class _Asker:
         graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
         pricing = MeshPricing(CostModel(cluster), plan.mesh(0))
         tables = new_tables(plan.axes, plan.mesh_shape, pricing)
-        base = layout_space(graph, plan.axes) & NO_BATCH_ON_TP
+        base = layout_space(graph, plan.axes) & no_batch(graph, "tp")
         in_flight = math.ceil(kept(plan.schedule, len(plan.sites), plan.num_microbatches, len(plan.stages) // len(plan.sites)))
 
         def ask(space: Space) -> Placed:

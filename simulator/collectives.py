@@ -52,6 +52,12 @@ class Line:
     def at(self, nbytes: float) -> float:
         return self.fixed_s + nbytes * self.s_per_byte
 
+    def slowed(self, factor: float) -> Line:
+        """The same line where everything takes `factor` times as long."""
+        if factor == 1.0:
+            return self
+        return Line(self.algorithm, factor * self.fixed_s, factor * self.s_per_byte, {edge: factor * load for edge, load in self.loads.items()})
+
 
 FREE = Line("none", 0.0, 0.0, {})
 

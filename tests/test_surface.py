@@ -23,11 +23,13 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--checkpoint", "--resume", "--timeline"}),
     "diff": (("predicted", "measured"), {"--trace"}),
     "measure": ((), {"-o", "--output"}),
+    "calibrate": (("cluster",), {"--plan", "--step-s", "--measured", "-o", "--output"}),
+    "validate": (("runs",), set()),
     "models": ((), set()),
     "clusters": ((), set()),
     "ui": ((), {"--port", "--headless"}),
 }
-VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure"}
+VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure", "calibrate"}
 EXIT_CODES = {
     "HeadraceError": 2, "InputError": 2, "SbpError": 2, "GraphError": 2, "ClusterError": 2, "PlanError": 2, "DoesNotFit": 4, "ProgramError": 2, "Deadlock": 2,
     "ExecutionError": 1,

@@ -65,4 +65,6 @@ def _shown(prediction: Prediction, found: Mapping[str, Any], files: tuple[str | 
     holds = Table(title, ("class", ">bytes"), tuple((name, nbytes(size)) for name, size in classes if size))
     comm = (comm_table(found["comm"]),) if found["comm"] else ()
     assumed = tuple(f"assumed: {sentence}" for sentence in prediction.cluster.assumed)
-    return (head, *assumed, speed, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))
+    band = found["band"]
+    trust = f"four of five lie between {seconds(band['low_s'])} and {seconds(band['high_s'])}: {band['basis']}"
+    return (head, *assumed, speed, trust, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))

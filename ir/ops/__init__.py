@@ -1,7 +1,7 @@
 """The catalogue: every operator headrace knows, one sentence each.
 
-`algebra` (contractions), `elementwise`, `norms`, `attention`, `embedding`, `loss`, `optimizer` (AdamW, SGD) and the other rules by their names
-(`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding).
+`algebra` (contractions), `elementwise`, `norms`, `attention`, `embedding`, `sequence`, `experts`, `loss`, `optimizer` (AdamW, SGD) and the other rules by their
+names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding).
 """
 
 from __future__ import annotations
@@ -11,9 +11,24 @@ from collections.abc import Mapping
 
 from ir.errors import GraphError
 from ir.op import Op
-from ir.ops import adafactor, adamw8bit, algebra, attention, boxing, elementwise, embedding, lamb, loss, muon, norms, optimizer
+from ir.ops import (
+    adafactor,
+    adamw8bit,
+    algebra,
+    attention,
+    boxing,
+    elementwise,
+    embedding,
+    experts,
+    lamb,
+    loss,
+    muon,
+    norms,
+    optimizer,
+    sequence,
+)  # fmt: skip
 
-_MODULES = (algebra, elementwise, norms, attention, embedding, loss, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
+_MODULES = (algebra, elementwise, norms, attention, embedding, sequence, experts, loss, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
 
 CATALOGUE: Mapping[str, Op] = {op.name: op for module in _MODULES for op in module.OPS}
 

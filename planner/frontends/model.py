@@ -54,7 +54,7 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Transformer blocks. The chain that a pipeline may cut is two longer: the embedding before them and the head after them."""
+        """Blocks, an encoder's included. The chain that a pipeline may cut is two longer: the embedding before them and the head after them."""
         return self.config.num_layers
 
     @property
@@ -64,8 +64,8 @@ class Model:
 
     @property
     def max_seq(self) -> int:
-        """The longest sequence whose graph can be built as the config means it: its positions, or its sliding window where that is shorter."""
-        return min(self.config.max_positions, self.config.window or self.config.max_positions)
+        """The longest sequence whose graph can be built as the config means it; of images the only one."""
+        return self.config.max_positions
 
     @property
     def fingerprint(self) -> str:
@@ -78,10 +78,12 @@ class Model:
     def summary(self) -> Mapping[str, Any]:
         """The facts that `headrace models` shows, as JSON holds them."""
         c = self.config
+        a, e = c.attention, c.experts
+        experts = {"experts": e.num_experts, "top_k": e.top_k, "capacity": e.capacity} if e else {}
         return {
-            "name": self.name, "family": self.family, "num_params": self.num_params, "layers": c.num_layers, "hidden": c.hidden, "heads": c.num_heads,
-            "kv_heads": c.num_kv_heads, "head_dim": c.head_dim, "mlp_hidden": c.mlp_hidden, "vocab": c.vocab, "max_positions": c.max_positions,
-            "max_seq": self.max_seq, "tied": c.tied, "source": self.source, "reference": self.reference, "fingerprint": self.fingerprint,
+            "name": self.name, "family": self.family, "num_params": self.num_params, "layers": c.num_layers, "hidden": c.hidden, "heads": a.num_heads,
+            "kv_heads": a.num_kv_heads, "head_dim": a.head_dim, "mlp_hidden": c.mlp.hidden, "vocab": c.vocab, "max_positions": c.max_positions,
+            "max_seq": self.max_seq, "tied": c.tied, **experts, "source": self.source, "reference": self.reference, "fingerprint": self.fingerprint,
         }  # fmt: skip
 
     def graph(self, batch: int, seq: int, dtype: str = "float32") -> Graph:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -56,16 +55,16 @@ def render(priced: Priced) -> tuple[str, str]:
 
 _HEAD = """# How far the predictions hold
 
-Written by `python -m benchmarks.accuracy`; a test checks that it is current. `headrace validate` prints the same for every run, `headrace validate RUNS.csv` for yours.
+Written by `python -m benchmarks.accuracy`; a test checks that it is current. `headrace validate` says the same run by run, also of a table of yours.
 
 A step is predicted in closed form (`planner/recipes`): the works of a layer under the run's layout, priced by the cost model, times a few *shares* that say how
-the products, the memory-bound kernels, the links of one GPU, release and machine differ from it, at most six for each. They were fitted to the runs below, so the
-errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, three draws, each run's middle error), *sizes* those of a model left out whole.
-All are percent of the step's seconds: mean / median / worst. The form of the model was chosen on these same runs: expect fresh ones to be somewhat worse.
+the products, the memory-bound kernels, the links of one GPU, release and machine differ from it, at most six for each. They were fitted to the runs below, so
+the errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, three draws, each run's middle error), *sizes* those of a model left
+out whole. All are percent of the step's seconds: mean / median / worst. The form of the model was chosen on these same runs: expect fresh ones to be worse.
 
 ![predicted over measured](accuracy.svg)"""
 
-_ORDER = """Zero-bubble tables: of {pairs} pairs of schedules on the same model and machine that were published at least 2 % apart, {right} are ordered right ({share:.0f} %)."""
+_ORDER = "Of {pairs} pairs of schedules on the same model and machine that were published at least 2 % apart, {right} are ordered right ({share:.0f} %)."
 
 
 def _table(priced: Priced, found: Sequence[Estimate]) -> str:
@@ -115,8 +114,8 @@ def _bands(priced: Priced, found: Sequence[Estimate]) -> str:
         rows.append(f"| {family} | {len(mine)} | {width:.0f} | {100 * float(np.mean(inside)):.0f} | {'own runs' if 2 * own > len(mine) else 'class'} |")
     return (
         "## Bands\n\nFour of five runs are meant to lie in their band. *Own runs*: the GPU, release and machine have at least "
-        f"{ENOUGH} measured runs, and the band is that of their cross-validated errors. *Class*: the band of families that were left out among GPUs of the class; "
-        "between families the ranking carries over, the level does not, and one measured step fixes it (`headrace calibrate`).\n\n" + "\n".join(rows)
+        f"{ENOUGH} measured runs, and the band is that of their cross-validated errors. *Class*: the band of families that were left out among GPUs of the "
+        "class; between families the ranking carries over, the level does not, and one measured step fixes it (`headrace calibrate`).\n\n" + "\n".join(rows)
     )
 
 
@@ -154,8 +153,8 @@ def _shares() -> str:
             told_shares = ", ".join(_share(name, value, found["expected"].get(name)) for name, value in found["shares"].items())
             rows.append(f"| {study.name} | {member} | {found['runs']} | {told_shares} |")
     return (
-        "## Every fitted number\n\nA study's `common` shares are one number for all its members. What a share multiplies is said in `planner/recipes/shares.py`; "
-        "each is drawn to what is expected of it.\n\n" + "\n".join(rows)
+        "## Every fitted number\n\nA study's `common` shares are one number for all its members. What a share multiplies is said in "
+        "`planner/recipes/shares.py`; each is drawn to what is expected of it.\n\n" + "\n".join(rows)
     )
 
 
@@ -166,12 +165,16 @@ def _share(name: str, value: float, expected: float | None) -> str:
 
 
 def _classes() -> str:
-    rows = ["| class | runs | shares | band of left-out families | left out, mean error |", "|---|---|---|---|---|"]
+    rows = ["| class | runs | shares | band % | band %, level fixed | error of each family left out -> one run fixing its level |", "|---" * 6 + "|"]
     for name, found in fits()["classes"].items():
         shares = ", ".join(f"{k} {v:.2f}" for k, v in found["shares"].items())
-        left = ", ".join(f"{family} {e['mape']:.0f}" for family, e in found["families"].items())
-        rows.append(f"| {name} | {found['runs']} | {shares} | {100 * math.expm1(found['band']):.0f} % | {left} |")
-    return "## Classes of GPUs\n\nFor what was not measured: one set of shares for a class, every family weighing the same.\n\n" + "\n".join(rows)
+        left = ", ".join(f"{family} {e['mape']:.0f} -> {e['after_one']:.0f}" for family, e in found["families"].items())
+        bands = f"{100 * math.expm1(found['band']):.0f} | {100 * math.expm1(found['band_after_one']):.0f}"
+        rows.append(f"| {name} | {found['runs']} | {shares} | {bands} | {left} |")
+    return (
+        "## Classes of GPUs\n\nFor what was not measured: one set of shares for a class, every family weighing the same. Levels do not carry over from "
+        "family to family; one measured run (`headrace calibrate`) fixes them.\n\n" + "\n".join(rows)
+    )
 
 
 # ---- the plot ------------------------------------------------------------------------------------------------------------------------------------------

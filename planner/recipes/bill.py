@@ -27,19 +27,19 @@ BUBBLES = {
     "none": (1.0, 1.0, 1.0), "gpipe": (1.0, 1.0, 1.0), "1f1b": (1.0, 1.0, 1.0), "interleaved": (1.0, 1.0, 1.0), "zb-1p": (1.0, 1.0, -1.0),
     "zb-2p": (1.0, 1.0, -2.0), "zb-v": (1.0, 1.0, -2.0),
 }  # fmt: skip
-"""Seconds of F, I and W of every rank but one that a schedule leaves idle: the bubbles of 1F1B, ZB-H1 and ZB-H2 (arXiv:2401.10241, section 2); never below 0."""
+"""Seconds of F, I and W of every rank but one that a schedule leaves idle: bubbles of 1F1B, ZB-H1 and ZB-H2 (arXiv:2401.10241, section 2); never below 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
     """Seconds of runs, priced with shares of 1. Arrays have one row a run [n], the same for every field, so that a fit takes all of them at once.
 
-    `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions of
-    fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there are
-    `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
-    `split` 1 where collectives of `link` hide behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the
-    host issues in F and in I + W of a layer; `beside` 1 where the reduction hides behind the last backward; `nodes`.
-    """
+    `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions
+    of fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there
+    are `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
+    `split` 1 where collectives of `link` hide behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between
+    them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and in I + W of a layer; `beside` 1 where the
+    reduction hides behind the last backward; `nodes`."""
 
     seconds: np.ndarray
     fsdp: np.ndarray
@@ -120,7 +120,8 @@ class _Writer:
             "update": self._update_s(parts), "host": slower, "host_backward": slower * (release.host_backward + again),
             "beside": float(release.reduces_beside_backward), "split": float(release.splits_link), "nodes": run.num_nodes,
         }  # fmt: skip
-        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": np.array(BUBBLES[run.schedule])}
+        idle = np.array(BUBBLES[run.schedule])
+        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": idle}
         return Bill(**{k: np.asarray([v], float) for k, v in (arrays | scalars).items()})
 
     # ---- a microbatch ----------------------------------------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ir.errors import HeadraceError
 from planner.recipes.bill import Bill, Pricer
-from planner.recipes.run import Run
 from planner.recipes.rows import Entry
+from planner.recipes.run import Run
 from planner.recipes.step import step
 from planner.recipes.study import Fitted, fitted
 

@@ -21,9 +21,8 @@ NOISE = 0.04
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Runs of one GPU and release. `machine` [n] numbers their machines; shares named in `common` are the same for all, those in `own` each machine has its own.
-    `weight` [n]: how often a run counts.
-    """
+    """Runs of one GPU and release. `machine` [n] numbers their machines; shares named in `common` are the same for all, those in `own` each machine has its
+    own. `weight` [n]: how often a run counts."""
 
     bill: Bill
     measured_s: np.ndarray

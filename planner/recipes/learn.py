@@ -34,7 +34,7 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
         progress(f"{study.name}: {len(which)} runs")
         if not len(which):
             continue
-        problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))  # type: ignore[index]
+        problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))
         shares = fit(problem)
         crossed[which] = _thirds(problem)
         left[which] = _sizes(problem, [runs[i] for i in which])
@@ -80,7 +80,8 @@ def _sizes(problem: Problem, runs: Sequence[Run]) -> np.ndarray:
     models = sorted({run.model for run in runs})
     if len(models) < 2:
         return np.full(len(runs), np.nan)
-    return np.log(cross_validate(problem, np.array([models.index(run.model) for run in runs])) / problem.measured_s)
+    off: np.ndarray = np.log(cross_validate(problem, np.array([models.index(run.model) for run in runs])) / problem.measured_s)
+    return off
 
 
 def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: np.ndarray, left: np.ndarray, runs: Sequence[Run]) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: 
         start = study.start
         values = {name: round(getattr(shares[k], name), 6) for name in (*study.common, *study.own)}
         out[str(member)] = {
-            "study": study.name, "runs": len(mine), "families": sorted({runs[i].family for i in mine}),
+            "study": study.name, "runs": len(mine), "families": sorted({runs[int(i)].family for i in mine}),
             "shares": {**{k: v for k, v in study.expected.items() if k not in values}, **values}, "expected": {n: getattr(start, n) for n in values},
             "band": round(spread_of(crossed[mine]), 4),
             **({"inside": errors(inside[mine]), "thirds": errors(crossed[mine])} if len(mine) else {}),
@@ -143,15 +144,35 @@ def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Cal
     kinds = np.array([class_of(run.gpu) for run in runs])
     for kind in (*dict.fromkeys(k for k in kinds if k), "all"):
         mine = np.arange(len(runs)) if kind == "all" else np.flatnonzero(kinds == kind)
-        family = np.array([source_of(runs[i]) for i in mine])
+        family = np.array([source_of(runs[int(i)]) for i in mine])
         progress(f"class {kind}: {len(mine)} runs of {len(set(family))} families")
         problem = _pooled(bill.take(mine), seconds[mine], family)
         names = sorted(set(family))
         off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
-        band = _equal_spread([off[family == name] for name in names])
-        by_family = {name: errors(off[family == name]) for name in names}
-        out[kind] = {"runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "families": by_family}
+        units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
+        parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
+        band, levelled = _equal_spread(list(parts.values())), [one_fixes_level(part) for part in parts.values()]
+        by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
+        out[kind] = {
+            "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
+            "families": by_family,
+        }  # fmt: skip
     return out
+
+
+def one_fixes_level(off: np.ndarray) -> np.ndarray:
+    """Logarithms of a family's errors once one of its runs has fixed the level: of every other run, for each run that could have been the one.
+
+    >>> one_fixes_level(np.array([0.3, 0.3, 0.4])).round(1).tolist()
+    [0.0, 0.1, 0.0, 0.1, -0.1, -0.1]
+    """
+    rest = off[None, :] - off[:, None]
+    left: np.ndarray = rest[~np.eye(len(off), dtype=bool)]
+    return left
+
+
+def _mean(off: np.ndarray) -> float:
+    return round(float(100 * np.abs(np.expm1(off)).mean()), 2) if len(off) else 0.0
 
 
 def source_of(run: Run) -> str:
@@ -167,8 +188,8 @@ def _pooled(bill: Bill, seconds: np.ndarray, family: np.ndarray) -> Problem:
 
 def _equal_spread(by_family: Sequence[np.ndarray]) -> float:
     """`spread_of`, each family weighing the same."""
-    off = np.concatenate([np.abs(f) for f in by_family])
-    weight = np.concatenate([np.full(len(f), 1.0 / len(f)) for f in by_family])
+    off = np.concatenate([np.abs(f) for f in by_family if len(f)])
+    weight = np.concatenate([np.full(len(f), 1.0 / len(f)) for f in by_family if len(f)])
     order = np.argsort(off)
     reached = np.cumsum(weight[order]) / weight.sum()
     return float(off[order][np.searchsorted(reached, COVERED)])

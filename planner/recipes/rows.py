@@ -176,12 +176,13 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         assumed.append(f"width of the MLP not given: {ffn}")
     mla = known["mla"] if arch == "moe-mla" else {}
     head_dim = int(mla.get("head_dim") or row.get("head_dim") or hidden // heads)
-    dense = known["dense_layers"].get(arch, {}) if layers > DENSE_FROM else {}
+    dense = known["dense_layers"].get(arch, {})
     if mla:
         assumed.append(f"ranks of the latent attention not given: {mla['q_rank']} and {mla['kv_rank']}, {mla['source']}")
     return Shape(
         arch, layers, hidden, heads, int(row.get("kv_heads") or heads), head_dim, ffn, vocab, gated=row.get("gated") == "1", tied=arch == "gpt",
-        experts=experts, topk=int(row.get("topk") or 0), moe_ffn=int(row.get("moe_ffn") or 0), shared_experts=_by(known["shared_experts"].get(arch, {}), experts),
+        experts=experts, topk=int(row.get("topk") or 0), moe_ffn=int(row.get("moe_ffn") or 0),
+        shared_experts=_by(known["shared_experts"].get(arch, {}), experts),
         dense_layers=_by(dense, layers), q_rank=mla.get("q_rank", 0), kv_rank=mla.get("kv_rank", 0),
         rope_dim=mla.get("rope_dim", 0),
     )  # fmt: skip
@@ -189,10 +190,6 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
 
 def _by(table: Mapping[str, int], key: int) -> int:
     return int(table.get(str(key), table.get("default", 0)))
-
-
-DENSE_FROM = 8
-"""Models cut down to fewer layers than this are cut to layers with experts alone."""
 
 
 def _measured(run: Run, row: Row) -> Run:

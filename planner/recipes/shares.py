@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, fields, replace
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Times the bill's seconds: `compute` products of weights, `low` those in fp8 or less, `grouped` those of experts, `attention` its products or flash kernels, `misaligned` attention
-    products whose head size is no multiple of eight, `memory` memory-bound kernels, `link` and `nic` collectives inside a node and between nodes,
-    `ep` all-to-alls, `fsdp` gathers and reductions of fully sharded parameters, `hop` messages between stages, `bubble` what a schedule leaves idle, `reduce` (times `link` or `nic`) gradients and
-    parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that slows what it hides behind. Seconds: `host_s` that the host needs for one
-    layer's forward, `step_s` once a step. `straggle`: longer for every doubling of nodes.
-    """
+    """Times the bill's seconds: `compute` products of weights, `low` those in fp8 or less, `grouped` those of experts, `attention` its products or flash
+    kernels, `misaligned` attention products whose head size is no multiple of eight, `memory` memory-bound kernels, `link` and `nic` collectives inside a node
+    and between nodes, `ep` all-to-alls, `fsdp` gathers and reductions of fully sharded parameters, `hop` messages between stages, `bubble` what a schedule
+    leaves idle, `reduce` (times `link` or `nic`) gradients and parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that
+    slows what it hides behind. Seconds: `host_s` that the host needs for one layer's forward, `step_s` once a step. `straggle`: longer for every doubling of
+    nodes."""
 
     compute: float = 1.0
     low: float = 1.0

@@ -37,8 +37,8 @@ class Step:
 def step(bill: Bill, shares: Shares) -> Step:
     """1F1B and what derives from it: m times the slowest rank, and once every other rank's part of the bubble, an interleaved rank's over its chunks."""
     n = np.arange(len(bill))
-    passes = _passes(bill, shares)
-    of_rank = np.einsum("nkp,nps->nks", bill.parts, passes)
+    of_part = passes(bill, shares)
+    of_rank = np.einsum("nkp,nps->nks", bill.parts, of_part)
     pace = of_rank.sum(axis=2) * (bill.ranks > 0)
     slowest = pace.argmax(axis=1)
     idle = np.maximum((of_rank * bill.idle[:, None, :]).sum(axis=2), 0.0)
@@ -53,7 +53,7 @@ def step(bill: Bill, shares: Shares) -> Step:
     )  # fmt: skip
 
 
-def _passes(bill: Bill, shares: Shares) -> np.ndarray:
+def passes(bill: Bill, shares: Shares) -> np.ndarray:
     """Seconds [n, part, pass] of one layer, embedding, head: the device's, or the host's where it is slower; beside them the gathers of sharded parameters."""
     out: np.ndarray = bill.seconds @ np.array([getattr(shares, name) for name in SHARES])
     hidden = bill.seconds[..., LINK] * shares.link * bill.split[:, None, None]

@@ -105,19 +105,34 @@ def fits() -> Mapping[str, Any]:
 
 def fitted(run: Run) -> Fitted:
     """Shares and band of a run: of its GPU, release and machine where they were measured, else of its GPU's class, else of all."""
-    own = study_of(run)
-    kind = class_of(run.gpu)
-    whole = fits()["classes"].get(kind) or fits()["classes"]["all"]
+    own, whole = study_of(run), _class(run.gpu)
     if own is None:
-        said = f"class {kind}" if kind in fits()["classes"] else "all GPUs: none of its class was measured"
-        return Fitted(Shares().with_(whole["shares"]), whole["band"], f"no run of this GPU, release and machine was measured: left-out families of {said}; ranking carries over, levels do not")
+        width, basis = class_band(run.gpu)
+        return Fitted(Shares().with_(whole["shares"]), width, basis)
     study, i = own
     found = fits()["members"][str(study.members[i])]
     shares = Shares().with_(found["shares"])
     if found["runs"] >= ENOUGH:
         return Fitted(shares, found["band"], f"cross-validated on {found['runs']} runs of this GPU, release and machine")
-    said = f"only {found['runs']} runs of this GPU, release and machine" if found["runs"] else "no run of this GPU, release and machine"
-    return Fitted(shares, whole["band"], f"{said}: left-out families of class {kind}; ranking carries over, levels do not")
+    return Fitted(shares, *class_band(run.gpu, found["runs"]))
+
+
+def class_band(gpu: str, runs: int = 0, levelled: bool = False) -> tuple[float, str]:
+    """(half-width, basis) for a GPU with so few runs of the same release and machine: of families left out of its class.
+
+    `levelled`: once one measured step has fixed the level.
+    """
+    whole, kind = _class(gpu), class_of(gpu)
+    said = f"class {kind}" if kind in fits()["classes"] else "all GPUs, none of its class being measured"
+    if levelled:
+        return whole["band_after_one"], f"left-out families of {said}, one measured step of each fixing its level"
+    few = f"only {runs} runs" if runs else "no run"
+    return whole["band"], f"{few} of this GPU, release and machine: left-out families of {said}; ranking carries over, levels do not"
+
+
+def _class(gpu: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = fits()["classes"].get(class_of(gpu)) or fits()["classes"]["all"]
+    return found
 
 
 @cache

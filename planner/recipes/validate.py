@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ir.units import GIB
+from planner.recipes import memory
 from planner.recipes.estimate import Estimate, Estimator, Priced, told
 from planner.recipes.rows import Entry, read_runs
+from planner.recipes.run import Run
 from planner.recipes.study import fits, fitted
 
 TABLES = ("runs.csv", "one_node.csv", "frameworks.csv")
@@ -49,7 +52,7 @@ def estimates(priced: Priced) -> list[Estimate]:
 def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
     nothing = {"measured": None, "predicted": None, "error": None, "band": None, "memory_measured_gb": None, "memory_predicted_gb": None}
     run = priced.runs[i] if i is not None else e.run
-    known = {"measured": run.measured_s, "memory_measured_gb": run.memory_gib} if run is not None else {}
+    known = {"measured": run.measured_s, "memory_measured_gb": run.memory_gib} | _memory(run) if run is not None else {}
     out = {"id": e.id, "family": e.family, "covered": i is not None, **nothing, **known}
     if i is None or run is None:
         return {**out, "reason": priced.left_out.get(e.id, e.reason)}
@@ -59,16 +62,24 @@ def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
     return {**out, "predicted": found.step_s, "error": error, "band": band, "assumed": list(run.assumed), "flag": run.flag}
 
 
+def _memory(run: Run) -> dict[str, Any]:
+    """The predicted peak in GiB and whether it fits, where the release has a ledger."""
+    if not memory.known(run):
+        return {}
+    found = memory.ledger(run)
+    return {"memory_predicted_gb": found.peak_bytes / GIB, "fits": found.fits, "memory_by_class": dict(found.by_class)}
+
+
 def _family(family: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     told_rows = [r for r in rows if r["error"] is not None]
     off = np.abs([r["error"] for r in told_rows])
     inside = [r["band"]["low_s"] <= r["measured"] <= r["band"]["high_s"] for r in told_rows]
-    memory = [abs(r["memory_predicted_gb"] / r["memory_measured_gb"] - 1) for r in rows if r["memory_predicted_gb"] and r["memory_measured_gb"]]
+    held = [abs(r["memory_predicted_gb"] / r["memory_measured_gb"] - 1) for r in rows if r["memory_predicted_gb"] and r["memory_measured_gb"]]
     return {
         "family": family, "n": len(rows), "covered": sum(bool(r["covered"]) for r in rows), "mape": float(off.mean()) if len(off) else None,
         "median_ape": float(np.median(off)) if len(off) else None, "worst": max((r["error"] for r in told_rows), key=abs, default=None),
         "spearman": spearman([r["predicted"] for r in told_rows], [r["measured"] for r in told_rows]),
-        "memory_mape": float(np.mean(memory)) if memory else None, "in_band": float(np.mean(inside)) if inside else None,
+        "memory_mape": float(np.mean(held)) if held else None, "in_band": float(np.mean(inside)) if inside else None,
         "left_out": fits()["families"].get(family, {}).get("parts", {}).get("all"),
     }  # fmt: skip
 

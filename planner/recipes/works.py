@@ -28,9 +28,9 @@ ALIGNED = 8
 
 
 class Kernel(NamedTuple):
-    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, grouped,
-    attention, misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share` is an axis.
-    """
+    """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, grouped, attention,
+    misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share`
+    is an axis."""
 
     share: str
     op: str
@@ -79,8 +79,9 @@ def head(run: Run, release: Release) -> Works:
     table = _Table(run, release)
     table.norm()
     table.enter_split()
-    table.linear("logits", run.shape.hidden, run.shape.vocab / run.tp, table.tokens, low=False)
-    table.moved("logits", table.tokens * run.shape.vocab / run.tp)
+    words = -(-run.shape.vocab // run.tp)
+    table.linear("logits", run.shape.hidden, words, low=False)
+    table.moved("logits", table.tokens * words)
     for _ in range(2):
         table.collective("tp", "all_reduce", table.tokens * 4.0, backward="")
     return table.works()
@@ -195,7 +196,8 @@ class _Table:
                 self._i.append(Kernel(axis, backward or kind, self.run.dtype, 0.0, nbytes))
 
     def enter_split(self) -> None:
-        """Into the products that are split over tp: nothing forward and a sum backward; with sequence parallelism all tokens are gathered first, and again for W."""
+        """Into the products that are split over tp: nothing forward and a sum backward; with sequence parallelism all tokens are gathered first, and again for
+        W."""
         if self.run.sp:
             nbytes = self.tokens * self.shape.hidden * self.width
             self.collective("tp", "all_gather", nbytes, backward="reduce_scatter")

@@ -3,8 +3,8 @@
 Its bubble has no closed form: it waits in every period unless F = I = W. A rank keeps what its block keeps: 2, 4 and 6 microbatches of p = 4, 8 and 16.
 
 >>> print(show(SCHEDULE.orders(2, 2)))
-0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0W1
-1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1W0 2W1 1W1
+0F0 0F1 3F0 3I0 3W0 3F1 0I0 3I1 0W0 3W1 0I1 0W1
+1F0 2F0 1F1 2F1 2I0 1I0 2W0 1W0 2I1 1I1 2W1 1W1
 """
 
 from __future__ import annotations

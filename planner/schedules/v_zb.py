@@ -4,8 +4,8 @@ With F = I = W and m >= 2p - 1 it is as short as ZB-V, m(F + I + W) + (p - 1)F /
 times. A rank keeps p microbatches.
 
 >>> print(show(SCHEDULE.orders(2, 2)))
-0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0W1
-1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1W0 2W1 1W1
+0F0 0F1 3F0 3I0 3W0 3F1 3I1 0I0 3W1 0I1 0W0 0W1
+1F0 2F0 1F1 2F1 2I0 1I0 2W0 2I1 1I1 1W0 2W1 1W1
 """
 
 from __future__ import annotations

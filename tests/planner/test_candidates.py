@@ -57,7 +57,7 @@ def test_values_are_typed() -> None:
         ({"dp": 0}, InputError, "--fix dp=0: give a whole number of 1 or more"),
         ({"zero": -1}, InputError, "--fix zero=-1: give a whole number of 0 or more"),
         ({"sp": "maybe"}, InputError, "--fix sp=maybe: give true or false"),
-        ({"ep": 2}, PlanError, "--fix ep=2: only ep=1 is in the space"),
+        ({"ep": 2}, PlanError, "--fix ep=2: `.*` has no experts to split; leave ep out"),
         ({"vpp": 3, "schedule": "zb-v"}, PlanError, "schedule `zb-v` puts 2 stages on a rank, not 3"),
         ({"schedule": "zb"}, PlanError, "known schedules are gpipe, 1f1b"),
         ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none and full"),
