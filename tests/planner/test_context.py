@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from executor.verify import Seen
-from headrace.running import differences, step_by_step
 from ir.errors import PlanError
 from ir.mesh import Mesh
 from ir.op import Rule
@@ -24,7 +22,7 @@ from planner.single import single_device
 from planner.space import layout_space
 from simulator.cost import CostModel
 from tests.models import BATCH, SEQ, gpt, llama
-from tests.parity import OPTIONS, START, STEPS, same
+from tests.parity import Ended, between, ended, same
 from tests.plans import cluster
 
 AXES = ("dp", "cp", "tp")
@@ -48,9 +46,9 @@ def plan_of(model: Model, sizes: tuple[int, int, int], form: str | None, zero: i
 
 
 @cache
-def alone(family: str) -> tuple[Seen, ...]:
+def alone(family: str) -> Ended:
     plan = single_device(MODELS[family], cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"))
-    return tuple(step_by_step(lower(MODELS[family], plan), STEPS, START, OPTIONS))
+    return ended(lower(MODELS[family], plan))
 
 
 CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] = (
@@ -62,7 +60,7 @@ CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] 
 @pytest.mark.parametrize(("family", "form", "sizes", "more"), CASES, ids=str)
 def test_any_way_gives_what_one_device_gives(family: str, form: str | None, sizes: tuple[int, int, int], more: dict[str, Any]) -> None:
     program = lower(MODELS[family], plan_of(MODELS[family], sizes, form, **more))
-    found = differences(step_by_step(program, STEPS, START, OPTIONS), alone(family), STEPS)
+    found = between(ended(program), alone(family))
     assert same(found), found
 
 
