@@ -16,8 +16,8 @@ from ir.units import dtype_name, is_floating
 
 FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 FIX_HELP = (
-    "what the plan must keep, of dp tp pp ep vpp mbs schedule seq_chunks (pieces that a causal sequence is cut into, for the schedule seq1f1b) recompute zero sp, "
-    "and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+    "what the plan must keep, of dp tp pp cp ep vpp mbs schedule recompute zero sp, seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and "
+    "tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
 )
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
