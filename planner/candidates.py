@@ -16,11 +16,12 @@ from ir.errors import InputError, PlanError
 from ir.graph import Graph, Node
 from planner.dims import EXPERT_PRODUCTS
 from planner.hints import Hint, check_hint, is_hint, parse_hint
+from planner.imports import parse_layout, read_tp_plan
 from planner.orders import OWN, table_fix
 from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
 
-KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp")
+KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 """What `--fix` may hold besides tensor placements."""
 
 PIECES = (2, 4, 8)
@@ -107,6 +108,10 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
 
 
 def _typed(key: str, value: Any) -> Any:
+    if key == "layout":
+        return value if isinstance(value, Mapping) else parse_layout(str(value))
+    if key == "tp_plan":
+        return value if isinstance(value, Mapping) else read_tp_plan(str(value))
     if key in ("schedule", "recompute"):
         return str(value)
     if key == "sp":

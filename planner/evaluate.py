@@ -19,6 +19,7 @@ from planner.candidates import Candidate, block_layers
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.hints import Hint, hinted_space
+from planner.imports import layout_limits, tp_plan_limits
 from planner.lower import joint_graph, representatives, write
 from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
 from planner.pieces import balanced
@@ -155,6 +156,10 @@ class Evaluator:
     def _space(self, graph: Graph, mesh: Mesh) -> Space:
         """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
+        if "layout" in self.fix:
+            space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
+        if "tp_plan" in self.fix:
+            space &= tp_plan_limits(self.bounds.model, graph, self.fix["tp_plan"])
         hints = [value for value in self.fix.values() if isinstance(value, Hint)]
         if not hints:
             return space

@@ -96,6 +96,7 @@ class _Placer:
         self.sites = tuple(SiteTasks(plan.mesh([s.ranks for s in plan.stages].index(ranks))) for ranks in plan.sites)
         self.site_of = tuple(plan.sites.index(s.ranks) for s in plan.stages)
         self.hubbed: dict[tuple[int, int, str], str] = {}
+        self.unboxed: dict[tuple[int, int, str], str] = {}
         self.accumulators: dict[tuple[int, str], str] = {}
         self.made: dict[tuple[int, str, NdSbp, str], str] = {}
         self.wide = DTYPE_BYTES[plan.dtype] < 4
@@ -287,6 +288,7 @@ class _Placer:
             self.to_add.setdefault(stage, []).append((node, boxed, self._accumulator(stage, tensor, want)))
             return
         if tensor not in self.boxed:
+            self.unboxed[self._home(stage, tensor)] = name
             return
         hub = self._box(stage, spec, name, self._hub(tensor), part, node)
         self.hubbed[self._home(stage, tensor)] = hub
@@ -323,7 +325,8 @@ class _Placer:
             found = self.made.get((stage, tensor, nd, "F"))
         if found is not None:
             return found
-        have = self.hubbed.get(self._home(stage, tensor))
+        # What a recomputed layer's gradients alone read lies where its kernel left it.
+        have = self.hubbed.get(self._home(stage, tensor)) or self.unboxed.get(self._home(stage, tensor))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         # What was kept from the forward is there long before: its boxing, too, must not run ahead.

@@ -59,9 +59,9 @@ class Ended:
     states: Mapping[str, np.ndarray]
 
 
-def ended(program: Program) -> Ended:
-    """Three steps in one run, so that the next step begins before all ranks have ended the one before."""
-    done = run(program, steps=STEPS, check=False, **OPTIONS)
+def ended(program: Program, **more: Any) -> Ended:
+    """Three steps in one run, so that the next step begins before all ranks have ended the one before; `more` takes the place of `OPTIONS`."""
+    done = run(program, steps=STEPS, check=False, **{**OPTIONS, **more})
     return Ended(seen(done), {name: done.tensor(name) for name in state_names(program)})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
-from planner.candidates import block_layers
+from planner.candidates import Candidate, block_layers
 from planner.frontends.model import Model
 from planner.optimizers import with_defaults
 from planner.placement import search
@@ -39,6 +39,7 @@ class Layout:
     schedule: str = "1f1b"
     vpp: int = 1
     pieces: tuple[int, ...] = ()
+    ep: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -55,7 +56,7 @@ def plan_for(
     """The plan of this layout with the cheapest placement."""
     devices = cluster()
     graph = model.graph(batch // want.num_microbatches, seq, dtype)
-    mesh = Mesh(("dp", "tp"), (want.dp, want.tp), tuple(range(want.dp * want.tp)))
+    mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
