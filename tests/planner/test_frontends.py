@@ -445,7 +445,7 @@ def test_an_image_has_the_sequence_of_its_patches() -> None:
     model = load("vit-b-16", num_layers=1)
     assert model.max_seq == 197
     assert shape(model.graph(2, 197, "fp32"), "lm_head") == (2, 1, 1000)
-    with pytest.raises(GraphError, match="seq is 196, but .* reads images of 196 patches behind a class token: its seq is 197"):
+    with pytest.raises(GraphError, match=r"seq is 196, but .* reads images of 196 patches behind a class token: its seq is 197"):
         model.graph(2, 196, "fp32")
 
 
