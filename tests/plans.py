@@ -24,7 +24,10 @@ from simulator.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least."""
+    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least.
+
+    `pieces`: tokens of the pieces of a sequence, none where it runs whole.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -35,6 +38,7 @@ class Layout:
     recompute: bool = False
     schedule: str = "1f1b"
     vpp: int = 1
+    pieces: tuple[int, ...] = ()
     ep: int = 1
 
     @property
@@ -62,6 +66,7 @@ def plan_for(
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
+        pieces=want.pieces,
     )  # fmt: skip
 
 
