@@ -469,7 +469,7 @@ def test_overrides_that_are_refused(name: str, changes: dict[str, Any], says: st
 @pytest.mark.parametrize(
     ("config", "changes", "says"),
     [
-        ({"model_type": "mixtral"}, {"output_router_logits": True}, "`output_router_logits` is set; headrace does not add the router's balancing loss"),
+        ({"model_type": "deepseek_v3"}, {"output_router_logits": True}, "`output_router_logits` is set; headrace builds deepseek without a balancing loss"),
         ({"model_type": "falcon"}, {"alibi": True}, "`alibi` is set; headrace builds falcon with rotary positions only"),
         ({"model_type": "phi"}, {"qk_layernorm": True}, "`qk_layernorm` is set"),
         ({"model_type": "bert"}, {"is_decoder": True}, "`is_decoder` is set; headrace builds bert as an encoder only"),
