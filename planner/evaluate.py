@@ -22,6 +22,7 @@ from planner.hints import Hint, hinted_space
 from planner.imports import layout_limits, tp_plan_limits
 from planner.lower import joint_graph, representatives, write
 from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
+from planner.pieces import balanced
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
 from planner.space import Space, layout_space, no_batch
@@ -100,7 +101,8 @@ class Evaluator:
         return self._evaluated(c, self.plan(c, price), price)
 
     def _evaluated(self, c: Candidate, plan: Plan, price: float) -> Evaluated:
-        key = (plan.microbatch, plan.num_microbatches, plan.recompute)
+        cut = (plan.pieces, plan.stages) if plan.pieces else ()
+        key = (plan.microbatch, plan.num_microbatches, plan.recompute, *cut)
         if key not in self._joints:
             self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
         program = self._write(key, plan)
@@ -134,11 +136,15 @@ class Evaluator:
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self._tables:
             self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
+        num_pieces = max(1, len(pieces))
+        # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
+        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
         placed = search(
-            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
+            piece, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer,
-            space=self._space(graph, mesh), exposed=exposed,
+            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces), recompute=recompute,
+            optimizer=self.optimizer, space=self._space(piece, mesh), exposed=exposed,
         )  # fmt: skip
         rows = self.fix.get("orders", ())
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -149,7 +155,7 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 

@@ -13,19 +13,15 @@ True
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from importlib import resources
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from ir.errors import InputError
 from ir.units import DTYPE_BYTES, GIB
 from planner.recipes.release import release_of
 from planner.recipes.run import Run
 from planner.recipes.saved import Saved, saved
+from planner.recipes.states import Holding, Term, holding_of, holdings, terms
 from planner.schedules import Schedule, schedule
 from simulator.profile import gpu_profile
 
@@ -37,49 +33,16 @@ UNKNOWN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What a release keeps: the few figures beyond tensors that are counted. `simulator/profiles/ledgers.json`, one entry a release.
-
-    Bytes for each parameter: `param` in the dtype of the products, `grad` accumulated, `state` master copy and optimizer. With `zero` 1 states are split over
-    the replicas, with 2 gradients, with 3 parameters, which are then gathered unit by unit: `units` of them at once. `hops`: tensors of the hidden size that a
-    pipeline stage keeps for each microbatch in flight, beside what its layers keep. `logits`: bytes for each logit at the loss. `flight`: microbatches in
-    flight over what the schedule's orders keep. `slack`: what the allocator holds for one byte of activations. `rerun`: the same for what a recomputed layer
-    holds. `weight`: bytes for each element of the largest weight while its gradient is computed. `fixed_gib`: context and workspaces, where what was measured
-    counts them, and `group_gib` for every axis along which devices communicate. `keeps`: `tensors`, as fused kernels do, or `eager`. `whole_in_pipeline`: with
-    a pipeline, parameters of ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor parallelism is always with
-    sequence parallelism. `planned`: memory is planned before the run, so that nothing is held longer than it is read. `band`: the relative error of rows that
-    were left out, nine of ten.
-    """
-
-    releases: tuple[str, ...]
-    param: float
-    grad: float
-    state: float
-    units: float
-    hops: float
-    logits: float
-    flight: float
-    slack: float
-    rerun: float
-    weight: float
-    fixed_gib: float
-    group_gib: float
-    keeps: str
-    whole_in_pipeline: bool
-    always_sp: bool
-    planned: bool
-    band: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """Bytes by class of every pipeline rank at its fullest moment, and that moment. `usable_bytes`: what the GPU offers."""
+    """Bytes by class of every pipeline rank at its fullest moment, and that moment. `usable_bytes`: what the GPU offers. `host`: what each rank holds in the
+    memory of its host.
+    """
 
     ranks: tuple[Mapping[str, float], ...]
     moments: tuple[str, ...]
     usable_bytes: float
     band: float
+    host: tuple[Mapping[str, float], ...] = field(default=())
 
     @property
     def peak_rank(self) -> int:
@@ -115,46 +78,36 @@ def fits(peak_bytes: float, usable_bytes: float, band: float) -> str:
     return "tight" if peak_bytes / (1 + band) <= usable_bytes else "no"
 
 
-def holding_of(text: str) -> Holding:
-    """The entry of this release: the one with the longest beginning in common; InputError where there is none."""
-    found = [(len(start), h) for h in holdings() for start in h.releases if text.startswith(start)]
-    if not found:
-        known = ", ".join(sorted(start for h in holdings() for start in h.releases))
-        raise InputError(f"release `{text}` has no memory ledger; known are {known}")
-    return max(found, key=lambda pair: pair[0])[1]
-
-
-@cache
-def holdings() -> tuple[Holding, ...]:
-    document = json.loads(resources.files("simulator").joinpath("profiles", "ledgers.json").read_text("utf-8"))
-    return tuple(_holding(entry, document["default"]) for entry in document["ledgers"])
-
-
-def _holding(entry: Mapping[str, Any], default: Mapping[str, Any]) -> Holding:
-    said: dict[str, Any] = {**default, **entry, "releases": tuple(entry["releases"])}
-    return Holding(**{f.name: said[f.name] for f in fields(Holding)})
-
-
 def known(run: Run) -> bool:
     """Whether the run's release has a ledger."""
     return any(run.release.startswith(start) for h in holdings() for start in h.releases)
 
 
-def ledger(run: Run, holding: Holding | None = None, usable_bytes: float | None = None) -> MemoryLedger:
-    """The ledger of a run; `usable_bytes` where the GPU offers something else than its profile says. InputError where release, GPU or schedule is not known."""
+def ledger(run: Run, holding: Holding | None = None, usable_bytes: float | None = None, offload: Sequence[str] = ()) -> MemoryLedger:
+    """The ledger of a run. `offload`: classes that lie in the host's memory (`parameters`, `states`, `activations`). `usable_bytes` where the GPU offers
+    something else than its profile says. InputError where release, GPU or schedule is not known.
+    """
     holding = holding or holding_of(run.release)
     usable = float(gpu_profile(run.gpu)[1]["usable_bytes"]) if usable_bytes is None else usable_bytes
-    writer = _Writer(run, holding)
+    writer = _Writer(run, holding, terms(holding, run.zero, offload))
     found = [writer.rank(r) for r in range(run.pp)]
     band = max(holding.band, UNKNOWN) if any(word in text for text in run.assumed for word in ("microbatch size", "recomputation")) else holding.band
-    return MemoryLedger(tuple(classes for classes, _ in found), tuple(moment for _, moment in found), usable, band)
+    away = {t.name for t in writer.terms if t.where == "host"} | {"activations"}.intersection(offload)
+    device = tuple({k: v for k, v in classes.items() if k not in away} for classes, _ in found)
+    host = tuple({k: v for k, v in classes.items() if k in away} for classes, _ in found)
+    return MemoryLedger(device, tuple(moment for _, moment in found), usable, band, host)
+
+
+def save_bytes(run: Run) -> float:
+    """Bytes that gathering the whole state dict for a checkpoint adds on a device, where it is not written in shards: all parameters as they are held."""
+    return holding_of(run.release).param * run.shape.num_params / (run.tp * run.pp)
 
 
 class _Writer:
-    def __init__(self, run: Run, holding: Holding) -> None:
+    def __init__(self, run: Run, holding: Holding, held: tuple[Term, ...]) -> None:
         name = SCHEDULE.get(run.schedule, run.schedule)
         run = replace(run, sp=run.sp or (holding.always_sp and run.tp > 1))
-        self.run, self.holding, self.schedule = run, holding, schedule(name)
+        self.run, self.holding, self.schedule, self.terms = run, holding, schedule(name), held
         self.width = DTYPE_BYTES[run.dtype]
         self.stages = stage_layers(run, self.schedule)
         release = release_of(run.release)
@@ -197,15 +150,10 @@ class _Writer:
         return self.schedule.memory(rank, run.pp, run.num_microbatches, run.vpp)
 
     def _static(self, dense_layers: float, expert_layers: float, is_first: bool, is_last: bool) -> dict[str, float]:
-        run, h = self.run, self.holding
+        run = self.run
         dense, experts = params_of(run, dense_layers, expert_layers, is_first, is_last)
         replicas, expert_replicas = run.dp * run.cp, max(1, run.tp * run.dp * run.cp // run.ep)
-
-        def held(nbytes: float, from_zero: int) -> float:
-            split = run.zero >= from_zero
-            return nbytes * (dense / (replicas if split else 1) + experts / (expert_replicas if split else 1))
-
-        return {"parameters": held(h.param, 3), "gradients": held(h.grad, 2), "states": held(h.state, 1)}
+        return {t.name: t.nbytes * (dense / (replicas if t.split else 1) + experts / (expert_replicas if t.split else 1)) for t in self.terms}
 
     def _gathered(self, dense_layers: float, expert_layers: float, is_first: bool, is_last: bool) -> float:
         """Whole parameters and gradients of the units at work, or of all where a pipeline keeps them; nothing below ZeRO-3."""

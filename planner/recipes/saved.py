@@ -23,8 +23,8 @@ LSE_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Tensors of one layer: (name, bytes, part). Parts: `input`, the layer's; `core`, between the products of attention; `product`, results of products that
-    recomputation by operator keeps, and `only-selective` those that nothing else keeps.
+    """Tensors of one layer: (name, bytes, part). Parts: `input`, the layer's; `child`, that of one of its parts; `core`, between the products of attention;
+    `product`, results of products that recomputation by operator keeps, and `only-selective` those that nothing else keeps.
     """
 
     tensors: tuple[tuple[str, float, str], ...]
@@ -39,14 +39,12 @@ class Saved:
 
 def saved(table: Saved, recompute: str) -> float:
     """Bytes that a layer keeps under recomputation: `none`; `selective`, all but the core of attention; `by-operator`, its input and every other product's
-    result (the policy of torchtitan); `full`, its input alone.
+    result (the policy of torchtitan); `children`, the inputs of norms, attention and MLP, as where these are wrapped instead of the layer; `full`, its input.
     """
     kept = {
-        "none": ("", "input", "core", "product"),
-        "selective": ("", "input", "product"),
-        "by-operator": ("input", "product", "only-selective"),
-        "full": ("input",),
-    }
+        "none": ("", "input", "child", "core", "product"), "selective": ("", "input", "child", "product"),
+        "by-operator": ("input", "product", "only-selective"), "children": ("input", "child"), "full": ("input",),
+    }  # fmt: skip
     return sum(nbytes for _, nbytes, part in table.tensors if part in kept[recompute])
 
 
@@ -76,14 +74,14 @@ class _Table:
         self._keep(name, tokens * (self.shape.hidden if h is None else h), width, part)
 
     def _norm(self, name: str, first: bool = False) -> None:
-        self._outside(f"{name} of norm", part="input" if first else "")
+        self._outside(f"{name} of norm", part="input" if first else "child")
         if self.eager:
             self._outside(f"{name} of norm in float32", 4.0)
 
     def _attention(self) -> None:
         s, run = self.shape, self.run
         heads, groups, d = s.heads / run.tp, max(s.kv_heads / run.tp, 1.0), s.head_dim
-        self._outside("input of qkv")
+        self._outside("input of qkv", part="child")
         if s.kv_rank:
             self._keep("latents", self.tokens * 2 * (s.q_rank + s.kv_rank))
             self._keep("queries", self.tokens * heads * (d + s.rope_dim))
@@ -108,7 +106,7 @@ class _Table:
 
     def _mlp(self, ffn: float) -> None:
         width = ffn / self.run.tp
-        self._outside("input of mlp")
+        self._outside("input of mlp", part="child")
         self._keep("input of activation", self.tokens * width, part="product")
         if self.shape.gated:
             self._keep("gated value", self.tokens * width)
