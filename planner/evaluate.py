@@ -19,8 +19,10 @@ from planner.candidates import Candidate, block_layers
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.hints import Hint, hinted_space
+from planner.imports import layout_limits, tp_plan_limits
 from planner.lower import joint_graph, representatives, write
 from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
+from planner.pieces import balanced
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
 from planner.space import Space, layout_space, no_batch
@@ -93,7 +95,8 @@ class Evaluator:
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         plan = self.plan(c, price)
-        key = (plan.microbatch, plan.num_microbatches, plan.recompute)
+        cut = (plan.pieces, plan.stages) if plan.pieces else ()
+        key = (plan.microbatch, plan.num_microbatches, plan.recompute, *cut)
         if key not in self._joints:
             self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
         program = self._write(key, plan)
@@ -127,11 +130,15 @@ class Evaluator:
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self._tables:
             self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
+        num_pieces = max(1, len(pieces))
+        # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
+        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
         placed = search(
-            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
+            piece, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer,
-            space=self._space(graph, mesh),
+            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces), recompute=recompute,
+            optimizer=self.optimizer, space=self._space(piece, mesh),
         )  # fmt: skip
         rows = self.fix.get("orders", ())
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -142,13 +149,17 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 
     def _space(self, graph: Graph, mesh: Mesh) -> Space:
         """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
+        if "layout" in self.fix:
+            space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
+        if "tp_plan" in self.fix:
+            space &= tp_plan_limits(self.bounds.model, graph, self.fix["tp_plan"])
         hints = [value for value in self.fix.values() if isinstance(value, Hint)]
         if not hints:
             return space

@@ -66,7 +66,8 @@ def substitute_back(trail: Iterable[Undo], states: list[int]) -> None:
 class Factors:
     """Tables over sorted scopes, being reduced; `trail` is the way back to the states of the variables that are gone or have lost states.
 
-    `changed`: variables whose tables are others than when the reductions last looked at them.
+    `constant`: the least cost of parts of the graph that are wholly gone. `changed`: variables whose tables are others than when the reductions last looked at
+    them.
     """
 
     size: dict[int, int]
@@ -75,6 +76,7 @@ class Factors:
     trail: list[Undo] = field(default_factory=list)
     keep: frozenset[int] = frozenset()
     infeasible: bool = False
+    constant: float = 0.0
     changed: dict[int, None] = field(default_factory=dict)
 
     @classmethod
@@ -130,8 +132,9 @@ class Factors:
         del self.size[v], self.touching[v]
         if around:
             self.add(around, best)
-        elif not math.isfinite(float(best)):
-            self.infeasible = True
+        else:
+            self.constant += float(best)
+            self.infeasible |= not math.isfinite(self.constant)
 
     def eliminate_all(self, degree: int | None = None, among: Iterable[int] | None = None) -> None:
         """Eliminates every variable, those of least weight first, that is not kept; with `degree` only while one of at most that degree is left.

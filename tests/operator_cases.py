@@ -34,7 +34,7 @@ YARN = {"theta": 50.0, "factor": 8.0, "original": 16.0, "fast": 2.0, "slow": 0.5
 CLIP = {"lr": 0.1, "max_norm": 0.5, "weight_decay": 0.1}
 EXPERT = {"expert": "e"}
 NORMS = {"pair": 2}
-CODES = {"m": "v", "v": "v"}
+CODES = {"mc": "v", "vc": "v"}
 IDS = {"ids": "v"}
 LABELS = {"labels": "v"}
 

@@ -59,7 +59,7 @@ Written by `python -m benchmarks.accuracy`; a test checks that it is current. `h
 
 A step is predicted in closed form (`planner/recipes`): the works of a layer under the run's layout, priced by the cost model, times a few *shares* that say how
 the products, the memory-bound kernels, the links of one GPU, release and machine differ from it, at most six for each. They were fitted to the runs below, so
-the errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, three draws, each run's middle error), *sizes* those of a model left
+the errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, five draws of them), *sizes* those of a model left
 out whole. All are percent of the step's seconds: mean / median / worst. The form of the model was chosen on these same runs: expect fresh ones to be worse.
 
 ![predicted over measured](accuracy.svg)"""

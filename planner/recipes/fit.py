@@ -15,7 +15,7 @@ from planner.recipes.step import step
 SPREAD = 0.5
 """One deviation of a share about what is expected of it, in its logarithm."""
 
-NOISE = 0.04
+NOISE = 0.03
 """One deviation of a run about its prediction, in its logarithm."""
 
 

@@ -16,7 +16,7 @@ from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies
 from planner.recipes.works import LOW
 
 THIRDS = 3
-REPEATS = 3
+DRAWS = 5
 COVERED = 0.8
 """Share of runs that a band is meant to hold."""
 
@@ -27,7 +27,7 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
     runs, bill = [priced.runs[i] for i in measured], priced.bill.take(measured)
     seconds = np.array([run.measured_s for run in runs], float)
     of_run = [study_of(run) for run in runs]
-    crossed, left = np.full(len(runs), np.nan), np.full(len(runs), np.nan)
+    crossed, left = np.full((DRAWS, len(runs)), np.nan), np.full((1, len(runs)), np.nan)
     members: dict[str, Any] = {}
     for study in studies():
         which = np.array([i for i, found in enumerate(of_run) if found is not None and found[0] is study])
@@ -36,9 +36,9 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
             continue
         problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))
         shares = fit(problem)
-        crossed[which] = _thirds(problem)
-        left[which] = _sizes(problem, [runs[i] for i in which])
-        members |= _members(study, problem, shares, crossed[which], left[which], [runs[i] for i in which])
+        crossed[:, which] = _thirds(problem)
+        left[:, which] = _sizes(problem, [runs[i] for i in which])
+        members |= _members(study, problem, shares, crossed[:, which], left[:, which], [runs[i] for i in which])
     return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
 
 
@@ -50,13 +50,18 @@ def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray
 
 
 def spread_of(residuals: np.ndarray) -> float:
-    """The half-width that holds `COVERED` of the absolute residuals."""
-    return float(np.quantile(np.abs(residuals), COVERED)) if len(residuals) else 0.0
+    """The half-width that holds `COVERED` of the absolute residuals [draw, n], and of one more run: with n runs the share (n + 1) / n of it.
+
+    >>> round(spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0, 0.1, 0.1, 0.1, 0.1]])), 2)
+    0.2
+    """
+    n = residuals.shape[1]
+    return float(np.quantile(np.abs(residuals), min(1.0, COVERED * (n + 1) / n))) if n else 0.0
 
 
 def errors(residuals: np.ndarray) -> dict[str, float]:
     """Percent of |predicted / measured - 1| from logarithms: mean, median and the worst with its sign."""
-    off = 100 * np.expm1(residuals)
+    off = 100 * np.expm1(residuals.ravel())
     worst = float(off[np.abs(off).argmax()])
     return {"mape": round(float(np.abs(off).mean()), 2), "median": round(float(np.median(np.abs(off))), 2), "worst": round(worst, 1)}
 
@@ -65,14 +70,13 @@ def errors(residuals: np.ndarray) -> dict[str, float]:
 
 
 def _thirds(problem: Problem) -> np.ndarray:
-    """Logarithms [n] of predicted over measured for random thirds, fitted without the third: the run's error of middle size over `REPEATS` draws."""
+    """Logarithms [draw, n] of predicted over measured for random thirds, each fitted without it."""
     rng, n, found = np.random.default_rng(0), len(problem.measured_s), []
-    for _ in range(REPEATS if n < 500 else 1):
+    for _ in range(DRAWS):
         fold = np.arange(n) % THIRDS
         rng.shuffle(fold)
         found.append(np.log(cross_validate(problem, fold) / problem.measured_s))
-    middle: np.ndarray = np.take_along_axis(np.array(found), np.abs(found).argsort(axis=0)[len(found) // 2][None], axis=0)[0]
-    return middle
+    return np.array(found)
 
 
 def _sizes(problem: Problem, runs: Sequence[Run]) -> np.ndarray:
@@ -94,11 +98,11 @@ def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: 
         out[str(member)] = {
             "study": study.name, "runs": len(mine), "families": sorted({runs[int(i)].family for i in mine}),
             "shares": {**{k: v for k, v in study.expected.items() if k not in values}, **values}, "expected": {n: getattr(start, n) for n in values},
-            "band": round(spread_of(crossed[mine]), 4),
-            **({"inside": errors(inside[mine]), "thirds": errors(crossed[mine])} if len(mine) else {}),
+            "band": round(spread_of(crossed[:, mine]), 4),
+            **({"inside": errors(inside[mine]), "thirds": errors(crossed[:, mine])} if len(mine) else {}),
         }  # fmt: skip
-        if len(mine) and not np.isnan(left[mine]).any():
-            out[str(member)]["sizes"] = errors(left[mine])
+        if len(mine) and not np.isnan(left[:, mine]).any():
+            out[str(member)]["sizes"] = errors(left[:, mine])
     return out
 
 
@@ -108,11 +112,11 @@ def _families(runs: Sequence[Run], crossed: np.ndarray, left: np.ndarray) -> dic
     for family, parts in parts_of(runs).items():
         out[family] = {"parts": {}}
         for part, mine in parts.items():
-            known = np.array([i for i in mine if not np.isnan(crossed[i])], int)
+            known = np.array([i for i in mine if not np.isnan(crossed[0, i])], int)
             if len(known):
-                found = {"runs": len(mine), "thirds": errors(crossed[known])}
-                if not np.isnan(left[known]).any():
-                    found["sizes"] = errors(left[known])
+                found = {"runs": len(mine), "thirds": errors(crossed[:, known])}
+                if not np.isnan(left[:, known]).any():
+                    found["sizes"] = errors(left[:, known])
                 out[family]["parts"][part] = found
     return out
 

@@ -132,7 +132,7 @@ def test_a_machine_is_its_shorthand() -> None:
 
 
 def test_residuals_are_summed_up_as_said() -> None:
-    assert spread_of(np.array([-0.1, 0.2, 0.05, -0.3, 0.0])) == pytest.approx(0.22)
+    assert spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0]])) == pytest.approx(0.284)
     assert np.abs(one_fixes_level(np.full(4, 0.3))).max() == 0.0
     parts = parts_of([RUN, replace(RUN, zero=3)])["mine"]
     assert parts == {"all": [0, 1], "not ZeRO-3": [0], "ZeRO-3": [1]}
