@@ -2,7 +2,7 @@
 
     python -m benchmarks.fit_ledgers
 
-For each release: the least absolute log errors (soft L1), and errors of rows left out: random thirds, five draws, runs that differ in their batch alone together.
+For each release: the fit (soft L1 of log errors), and errors of rows left out: random thirds, five draws, runs that differ in their batch alone together.
 What it writes is `left_out` of each entry: [mean, 90 % quantile, worst] in percent; the figures themselves are printed, to be rounded by hand.
 """
 

@@ -19,8 +19,9 @@ HEAD = """## Memory
 A ledger counts what a rank holds, tensor by tensor (`planner/recipes/memory.py`): what its parameters need, what its layers keep for each microbatch in flight,
 logits, what is gathered. The figures in *fitted* are all that was fitted to these peaks, at most four for a release; everything else is counted or from the
 source. Errors in percent of the measured peak, mean / median / worst. *Left out*: mean / nine of ten / worst of rows that the fitted figures had not seen
-(random thirds, five draws; `benchmarks/fit_ledgers.py`; without the row whose peak is a misprint and rows that do not say their microbatch). A run fits (*yes*) where the peak and its band stay below what the GPU offers, *no* where they stay above, and is *tight* between; so also where the
-microbatch size had to be assumed.
+(random thirds, five draws; `benchmarks/fit_ledgers.py`; without the row whose peak is a misprint and rows that do not say their microbatch). A run fits
+(*yes*) where the peak and its band stay below what the GPU offers, *no* where they stay above, and is *tight* between; so also where the microbatch size had
+to be assumed.
 """
 
 
