@@ -14,19 +14,19 @@ from ir.units import DTYPE_BYTES
 
 SMALL = {
     "b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32, "w": 32, "e": 4, "c": 16,
-    "y": 4, "x": 4, "i": 8, "j": 8,
+    "y": 4, "x": 4, "i": 8, "j": 8, "q": 16, "pair": 2,
 }  # fmt: skip
 LARGE = {
     "b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64, "w": 64, "e": 8,
-    "c": 64, "y": 14, "x": 14, "i": 16, "j": 16,
+    "c": 64, "y": 14, "x": 14, "i": 16, "j": 16, "q": 96, "pair": 2,
 }  # fmt: skip
 ATTRS: Mapping[str, Any] = {
     "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
     "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0,
 }  # fmt: skip
-FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}}
-FAMILY_LABELS: Mapping[str, Mapping[str, int]] = {"top_k": {"k": 2}, "dispatch": {"k": 2}, "combine": {"k": 2}, "pick": {"t": 1}}
-INTEGER_OPERANDS: Mapping[str, str] = {"ids": "v", "labels": "v", "expert": "e", "mask": "d"}
+FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}, "balance": {"factor": 1.0}}
+FAMILY_LABELS: Mapping[str, Mapping[str, int]] = {"top_k": {"k": 2}, "dispatch": {"k": 2}, "combine": {"k": 2}, "expert_load": {"k": 2}, "pick": {"t": 1}}
+INTEGER_OPERANDS: Mapping[str, str] = {"ids": "v", "labels": "v", "expert": "e", "mask": "d", "mc": "", "vc": ""}
 """Operands that are indices, and the label below whose size they lie."""
 
 

@@ -14,9 +14,12 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
-FIX_HELP = "what the plan must keep, of dp tp pp mbs schedule recompute zero sp, and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
-FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+FIX_HELP = (
+    "what the plan must keep, of dp tp pp cp ep vpp mbs schedule recompute zero sp, seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and "
+    "tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+)
+FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
 BACKENDS = ("numpy", "cupy", "null")
 
@@ -213,6 +216,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--lora", metavar="K=V,...", help="train adapters beside frozen products only, such as rank=16,alpha=32,targets=q,v (or PEFT's own keys)")
     p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
+    p.add_argument("--moe-imbalance", type=positive, metavar="X", default=None, help="what the busiest expert gets, in even shares (default: 1)")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 
@@ -285,6 +289,15 @@ def _validate(p: Parser) -> None:
     p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
 
 
+def _profile(p: Parser) -> None:
+    p.add_argument("action", choices=("import", "doctor"), help="`import` writes a cluster, `doctor` says what is odd about the figures")
+    p.add_argument("files", metavar="FILE", nargs="+", help="output of nccl-tests, `nvidia-smi topo -m`, p2pBandwidthLatencyTest, or NCCL's topology XML")
+    p.add_argument("--gpu", metavar="NAME", help="the GPU, where no file names it")
+    p.add_argument("--nodes", type=count, metavar="N", help="nodes of the cluster (default: as many as the files say, or 1)")
+    p.add_argument("--nic", metavar="NIC", help="NICs of a node, as after the @ of a cluster: ib400x8")
+    p.add_argument("-o", "--output", metavar="FILE", help="write the cluster")
+
+
 def _nothing(p: Parser) -> None:
     pass
 
@@ -315,6 +328,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
     "measure": ("measure this machine, which `local` then stands for", "headrace measure -o cluster.json", _measure),
     "calibrate": ("correct a cluster by what was measured on it", "headrace calibrate 1x8xH100-SXM --plan plan.json --step-s 0.42 -o cluster.json", _calibrate),
     "validate": ("compare predictions with measured runs", "headrace validate runs.csv --json", _validate),
+    "profile": ("make a cluster of what other tools measured", "headrace profile import topo.txt all_reduce.txt -o cluster.json", _profile),
     "models": ("list the models that are known by name", "headrace models", _nothing),
     "clusters": ("list the devices and machines that are known by name", "headrace clusters", _nothing),
     "ui": ("open the page in a browser", "headrace ui --port 8501 --headless", _ui),

@@ -42,14 +42,20 @@ def load(name: str, **overrides: Any) -> Model:
     return frontends.load(name, **overrides)
 
 
-def load_tuned(name: str, lora: str | None = None, freeze: str | None = None) -> Model:
+def load_tuned(name: str, lora: str | None = None, freeze: str | None = None, moe_imbalance: float | None = None) -> Model:
     """A model of which only a part is trained: with adapters (`rank=16,alpha=32,targets=q,v`), or without the parameters that patterns name (`wte*,h.0.*`).
 
+    `moe_imbalance`: its experts have so many times the slots of their even share, so that all wait for the busiest (absent: what its config says).
     Raises InputError.
     """
     patterns = tuple(filter(None, (p.strip() for p in (freeze or "").split(","))))
     tuning = frontends.Tuning(patterns, frontends.Lora.parse(lora) if lora is not None else None)
-    return load(name).tuned(tuning) if tuning else load(name)
+    model = load(name)
+    if moe_imbalance is not None:
+        if model.config.experts is None:
+            raise InputError(f"--moe-imbalance {moe_imbalance:g}: `{name}` has no experts; leave it out")
+        model = load(name, capacity=moe_imbalance)
+    return model.tuned(tuning) if tuning else model
 
 
 def load_cluster(text: str, progress: Progress = _silent) -> Cluster:

@@ -131,6 +131,7 @@ class Op:
     `gemm(sizes, attrs)`: (batch, m, n, k) of products that take as long as an operator that is no contraction but made of them.
     `stepped`: depends on the number of the step or the learning rate.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table). `integers`: outputs that are indices.
+    `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
     """
 
     name: str
@@ -152,6 +153,7 @@ class Op:
     integers: frozenset[str] = frozenset()
     stepped: bool = False
     gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
+    past: str = ""
 
     @property
     def sentence(self) -> str:
@@ -389,6 +391,7 @@ def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
     gathered: str = "", copies: bool = False, integers: str = "", stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
+    past: str = "",
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -399,7 +402,7 @@ def op(
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
         tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm,
-        integers=frozenset(integers.split()),
+        integers=frozenset(integers.split()), past=past,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -16,11 +16,16 @@ from ir.errors import InputError, PlanError
 from ir.graph import Graph, Node
 from planner.dims import EXPERT_PRODUCTS
 from planner.hints import Hint, check_hint, is_hint, parse_hint
+from planner.imports import parse_layout, read_tp_plan
 from planner.orders import OWN, table_fix
+from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
 
-KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
+KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 """What `--fix` may hold besides tensor placements."""
+
+PIECES = (2, 4, 8)
+"""Into how many pieces a schedule that cuts sequences is tried to cut them."""
 
 MESH_AXES = ("dp", "ep", "tp")
 """The axes of a stage's mesh, outer first; `ep` only where experts are split over it."""
@@ -31,7 +36,7 @@ NOT_YET = {"cp": 1}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank.
+    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank, `pieces` how many a sequence is cut into (0: whole).
 
     The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`.
     """
@@ -45,6 +50,7 @@ class Candidate:
     recompute: str
     vpp: int = 1
     ep: int = 1
+    pieces: int = 0
 
     @property
     def mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -54,7 +60,7 @@ class Candidate:
         return MESH_AXES, (self.dp // self.ep, self.ep, self.tp)
 
     def __str__(self) -> str:
-        virtual = f" vpp{self.vpp}" if self.vpp > 1 else ""
+        virtual = (f" vpp{self.vpp}" if self.vpp > 1 else "") + (f" seq_chunks{self.pieces}" if self.pieces else "")
         experts = f" ep{self.ep}" if self.ep > 1 else ""
         return f"dp{self.dp} tp{self.tp} pp{self.pp}{experts}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
 
@@ -64,14 +70,15 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     out: dict[str, Any] = {}
     table: dict[str, Any] = {}
     if str(fix.get("schedule", "")).endswith(".csv"):
-        table = table_fix(str(fix["schedule"]))
+        table = table_fix(str(fix["schedule"]), _typed("seq_chunks", fix.get("seq_chunks", 1)))
         fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
+    axes = MESH_AXES if any(n.op in EXPERT_PRODUCTS for n in graph.nodes) else tuple(axis for axis in MESH_AXES if axis != "ep")
     for key, value in fix.items():
         if is_hint(value):
             out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
-            check_hint(out[key], graph, MESH_AXES)
+            check_hint(out[key], graph, axes)
             continue
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
@@ -86,6 +93,7 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
+    _check_pieces(out, graph, table)
     if out.get("recompute", "none") not in ("none", "full"):
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
     if out.get("zero", 0) not in (0, 1, 2, 3):
@@ -101,6 +109,10 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
 
 
 def _typed(key: str, value: Any) -> Any:
+    if key == "layout":
+        return value if isinstance(value, Mapping) else parse_layout(str(value))
+    if key == "tp_plan":
+        return value if isinstance(value, Mapping) else read_tp_plan(str(value))
     if key in ("schedule", "recompute"):
         return str(value)
     if key == "sp":
@@ -115,6 +127,18 @@ def _typed(key: str, value: Any) -> Any:
     if number < (0 if key == "zero" else 1):
         raise InputError(f"--fix {key}={value}: give a whole number of {0 if key == 'zero' else 1} or more")
     return number
+
+
+def _check_pieces(fix: dict[str, Any], graph: Graph, table: Mapping[str, Any]) -> None:
+    """`seq_chunks` cuts the sequence of a schedule that takes pieces: seq1f1b where none is named, or the user's table."""
+    if "seq_chunks" not in fix:
+        return
+    if fix["seq_chunks"] > sequence_length(graph):
+        raise PlanError(f"--fix seq_chunks={fix['seq_chunks']}: a sequence of {sequence_length(graph)} tokens has no more pieces than tokens")
+    if fix.setdefault("schedule", "seq1f1b") == "auto":
+        raise PlanError(f"--fix schedule=auto,seq_chunks={fix['seq_chunks']}: auto searches orders of whole sequences; leave seq_chunks out")
+    if not table:
+        schedule(fix["schedule"], fix["seq_chunks"])
 
 
 def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
@@ -195,9 +219,17 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
             for name, recompute in itertools.product(schedules, recomputes):
                 vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
                 if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
-                    for ep in legal_ep(graph, dp):
+                    for ep, pieces in itertools.product(legal_ep(graph, dp), _pieces(name, fix, graph)):
                         if fix.get("ep", ep) == ep:
-                            yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep)
+                            yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
+
+
+def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:
+    """How many pieces are tried; 0 for whole sequences."""
+    if "seq_chunks" in fix:
+        return (fix["seq_chunks"],)
+    cuts = name not in OWN and schedule(name).pieces > 1
+    return [k for k in PIECES if k <= sequence_length(graph)] if cuts else (0,)
 
 
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:

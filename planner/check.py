@@ -14,6 +14,7 @@ from ir.sbp import NdSbp, format_nd
 from ir.units import DTYPE_BYTES, is_floating
 from planner.optimizers import is_hidden, update_of, with_defaults
 from planner.orders import check_schedule
+from planner.pieces import unroll, unrolled_plan
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
@@ -25,6 +26,12 @@ def check_plan(graph: Graph, plan: Plan) -> Plan:
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
+    if plan.pieces:
+        cut = unroll(graph, plan)
+        each = unrolled_plan(plan, cut)
+        for node in cut.nodes:
+            _check_node(cut, each, node)
+        _check_placements(cut, each)
     return plan
 
 

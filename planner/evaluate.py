@@ -19,8 +19,10 @@ from planner.candidates import Candidate, block_layers
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.hints import Hint, hinted_space
+from planner.imports import layout_limits, tp_plan_limits
 from planner.lower import joint_graph, representatives, write
 from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
+from planner.pieces import balanced
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
 from planner.space import Space, layout_space, no_batch
@@ -30,6 +32,9 @@ from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
+
+EXPOSED = 0.25
+"""The other share of the communication of parameters and gradients that is tried as exposed: most of it hides where the backward is long."""
 
 PRICES = (0.0, 0.03, 1.0, 30.0)
 """Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
@@ -44,6 +49,7 @@ class Evaluated:
     program: Program
     estimate_s: float
     memory: Ledger
+    price: float = 0.0
 
     def fits(self, memory_fraction: float) -> bool:
         """Whether it fills at most this share of the usable memory."""
@@ -92,15 +98,18 @@ class Evaluator:
         return next((e for e in between if e.fits(self.memory_fraction)), tightest)
 
     def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
-        plan = self.plan(c, price)
-        key = (plan.microbatch, plan.num_microbatches, plan.recompute)
+        return self._evaluated(c, self.plan(c, price), price)
+
+    def _evaluated(self, c: Candidate, plan: Plan, price: float) -> Evaluated:
+        cut = (plan.pieces, plan.stages) if plan.pieces else ()
+        key = (plan.microbatch, plan.num_microbatches, plan.recompute, *cut)
         if key not in self._joints:
             self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
         program = self._write(key, plan)
         if c.schedule == "auto":
             plan = self._with_orders(plan, program)
             program = self._write(key, plan)
-        return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
+        return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster), price)
 
     def _write(self, key: tuple[Any, ...], plan: Plan) -> Program:
         known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule=STAND_IN)
@@ -118,8 +127,8 @@ class Evaluator:
             spare[r] = free / saved[r] if saved[r] else math.inf
         return replace(plan, orders=rows_of(auto_orders(plan, program, self.cost, spare)))
 
-    def plan(self, c: Candidate, price: float = 0.0) -> Plan:
-        """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
+    def plan(self, c: Candidate, price: float = 0.0, exposed: float = 1.0) -> Plan:
+        """The candidate with the cheapest placement at this price of memory, in steps per filling of the device, and this share of communication exposed."""
         bounds, model = self.bounds, self.bounds.model
         graph = bounds.graph(c.mbs * c.dp)
         mesh = Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
@@ -127,11 +136,15 @@ class Evaluator:
         pricing = MeshPricing(self.cost, mesh)
         if mesh.shape not in self._tables:
             self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
+        num_pieces = max(1, len(pieces))
+        # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
+        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
         placed = search(
-            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
+            piece, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer,
-            space=self._space(graph, mesh),
+            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces), recompute=recompute,
+            optimizer=self.optimizer, space=self._space(piece, mesh), exposed=exposed,
         )  # fmt: skip
         rows = self.fix.get("orders", ())
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -142,20 +155,34 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 
     def _space(self, graph: Graph, mesh: Mesh) -> Space:
         """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
+        if "layout" in self.fix:
+            space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
+        if "tp_plan" in self.fix:
+            space &= tp_plan_limits(self.bounds.model, graph, self.fix["tp_plan"])
         hints = [value for value in self.fix.values() if isinstance(value, Hint)]
         if not hints:
             return space
         return space & hinted_space(graph, mesh.axes, mesh.shape, hints, uneven_labels(graph, analyse(graph), space.uneven)[1])
 
     def simulate(self, e: Evaluated) -> Plan:
-        """Its plan with what two simulated steps say of it."""
+        """Its plan with what two simulated steps say of it; where another share of exposed communication places it otherwise, the faster of the two."""
+        mine = self._simulated(e)
+        plan = self.plan(e.candidate, e.price, EXPOSED)
+        if (plan.rules, plan.params) == (e.plan.rules, e.plan.params):
+            return mine
+        other = self._evaluated(e.candidate, plan, e.price)
+        if other.estimate_s >= mine.predicted["step_s"] or (e.fits(self.memory_fraction) and not other.fits(self.memory_fraction)):
+            return mine
+        return min(mine, self._simulated(other), key=lambda plan: plan.predicted["step_s"])
+
+    def _simulated(self, e: Evaluated) -> Plan:
         timeline = simulate(e.program, self.cost, steps=2)
         return replace(
             e.plan, predicted=metrics(self.bounds.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))

@@ -51,7 +51,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "muon": ("muon_direction", "orthogonalize", "muon"),
 }
 
-CODED: Mapping[str, Mapping[str, str]] = {"adamw8bit": {"m": "uint8", "v": "uint8"}}
+CODED: Mapping[str, Mapping[str, str]] = {"adamw8bit": {"mc": "uint8", "vc": "uint8"}}
 """States that are not as wide as the weights' master copy."""
 
 SMALLEST_SHARE = 4

@@ -29,33 +29,41 @@ def rows_of(orders: Orders) -> tuple[str, ...]:
     return tuple(" ".join(map(str, order)) for order in orders)
 
 
-def table_fix(path: str) -> dict[str, Any]:
-    """What a user's table decides: `schedule`, `pp`, `vpp`, `num_microbatches` and `orders`. InputError or PlanError where it cannot be read or run."""
+def table_fix(path: str, num_pieces: int = 1) -> dict[str, Any]:
+    """What a user's table decides: `schedule`, `pp`, `vpp`, `num_microbatches` and `orders`. InputError or PlanError where it cannot be read or run.
+
+    With sequences cut into pieces the table counts pieces.
+    """
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--fix schedule={path}: the table cannot be read ({error}); write one line a rank, as in `0F0,0F1,0B0,0B1`") from error
     orders = passes(read(text))
-    own = own_schedule("table", orders)
-    num_ranks, num_microbatches = size_of(orders)
-    return {"schedule": own.name, "pp": num_ranks, "vpp": own.num_chunks(), "num_microbatches": num_microbatches, "orders": rows_of(orders)}
+    own = own_schedule("table", orders, num_pieces)
+    num_ranks, num_pieces_in_all = size_of(orders)
+    return {"schedule": own.name, "pp": num_ranks, "vpp": own.num_chunks(), "num_microbatches": num_pieces_in_all // num_pieces, "orders": rows_of(orders)}
 
 
-def schedule_of(name: str, rows: tuple[str, ...] = ()) -> Schedule:
-    """The schedule of a plan: of the catalogue, or what its own orders spell out. PlanError or Deadlock where they cannot run."""
+def schedule_of(name: str, rows: tuple[str, ...] = (), num_pieces: int = 0) -> Schedule:
+    """The schedule of a plan, sequences cut into so many pieces (0: none, or as many as it does by itself): of the catalogue, or what its own orders spell out.
+
+    PlanError or Deadlock where they cannot run.
+    """
     if rows:
-        return own_schedule(name, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
-    return schedule(name)
+        return own_schedule(name, tuple(tuple(map(Slot.parse, row.split())) for row in rows), max(1, num_pieces))
+    return schedule(name, num_pieces)
 
 
 def is_plain(name: str, num_chunks: int) -> bool:
     """Whether ranks run one stage each and weight gradients follow their input gradients: what closed forms of time and memory hold for."""
-    return num_chunks == 1 and name not in OWN and not schedule(name).splits
+    return num_chunks == 1 and name not in OWN and not schedule(name).splits and schedule(name).pieces == 1
 
 
-def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> float:
+def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int, num_pieces: int = 0) -> float:
     """Activations, in microbatches of its whole share, that the first rank keeps at most; with orders of one's own a guess, what 1F1B keeps."""
-    return schedule("1f1b" if name in OWN else name).stash(0, num_ranks, num_microbatches, 1 if name in OWN else num_chunks)
+    if name in OWN:
+        return schedule("1f1b").stash(0, num_ranks, num_microbatches)
+    return schedule(name, num_pieces).stash(0, num_ranks, num_microbatches, num_chunks)
 
 
 def auto_orders(plan: Plan, program: Program, cost: CostModel, spare: Mapping[int, float]) -> Orders:
@@ -74,7 +82,7 @@ def auto_orders(plan: Plan, program: Program, cost: CostModel, spare: Mapping[in
 
 def orders_of(plan: Plan) -> Orders:
     """What each pipeline rank runs, in order."""
-    return schedule_of(plan.schedule, plan.orders).orders(len(plan.sites), plan.num_microbatches, _num_chunks(plan))
+    return schedule_of(plan.schedule, plan.orders, len(plan.pieces)).orders(len(plan.sites), plan.num_microbatches, _num_chunks(plan))
 
 
 def _num_chunks(plan: Plan) -> int:
@@ -101,9 +109,11 @@ def check_schedule(plan: Plan) -> None:
     """Whether the schedule takes these sizes, and every stage lies where it is run. PlanError or Deadlock with the sentence where not."""
     if plan.orders and plan.schedule not in OWN:
         raise PlanError(f"schedule `{plan.schedule}` has orders of its own; a plan that brings orders calls its schedule {' or '.join(OWN)}")
-    chosen, sites, num_chunks = schedule_of(plan.schedule, plan.orders), plan.sites, _num_chunks(plan)
+    chosen, sites, num_chunks = schedule_of(plan.schedule, plan.orders, len(plan.pieces)), plan.sites, _num_chunks(plan)
     if num_chunks * len(sites) * plan.copies != len(plan.stages):
         raise PlanError(f"{len(plan.stages)} stages on {len(sites)} pipeline ranks: give every rank the same number of stages")
+    if chosen.pieces != max(1, len(plan.pieces)):
+        raise PlanError(f"schedule `{plan.schedule}` cuts sequences, and the plan does not say where; give the tokens of its pieces")
     if plan.copies != chosen.copies:
         ours, theirs = _times(plan.copies), _times(chosen.copies)
         raise PlanError(f"schedule `{plan.schedule}` runs {theirs} through the layers; the stages of the plan go {ours} through them")

@@ -23,6 +23,7 @@ from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
 from planner.optimizers import Update, attrs_of, intermediate, is_hidden, update_of, updated, with_defaults
+from planner.pieces import mark_of, start_of, whole_name
 
 PARTS = ("begin", "F", "I", "W", "end")
 
@@ -49,6 +50,7 @@ class Task:
 
     `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
     send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Task:
     clock: str = "microbatch"
     stage: int = 0
     number: int = 0
+    first: int | None = None
 
 
 @dataclass
@@ -93,6 +96,7 @@ class _Placer:
         self.sites = tuple(SiteTasks(plan.mesh([s.ranks for s in plan.stages].index(ranks))) for ranks in plan.sites)
         self.site_of = tuple(plan.sites.index(s.ranks) for s in plan.stages)
         self.hubbed: dict[tuple[int, int, str], str] = {}
+        self.unboxed: dict[tuple[int, int, str], str] = {}
         self.accumulators: dict[tuple[int, str], str] = {}
         self.made: dict[tuple[int, str, NdSbp, str], str] = {}
         self.wide = DTYPE_BYTES[plan.dtype] < 4
@@ -234,8 +238,8 @@ class _Placer:
                 continue
             rules = _identity_rules(self._site(stage).values[boxed].nd)
             self._task(
-                stage, "W", "compute", "cast", f"{accumulator}.add", reads=(boxed,), writes=(accumulator,), rules=rules, attrs={"dtype": self.state_dtype},
-                origin=node.origin, phase="W", layer=node.layer,
+                stage, "W", "compute", "cast", f"{accumulator}.add{mark_of(node.name)}", reads=(boxed,), writes=(accumulator,), rules=rules,
+                attrs={"dtype": self.state_dtype}, origin=node.origin, phase="W", layer=node.layer,
             )  # fmt: skip
         self.to_add[stage] = rest
 
@@ -252,14 +256,14 @@ class _Placer:
         for t, nd in zip(node.outputs, outs, strict=True):
             tensor = self.graph.tensors[t]
             if t in self.graph.outputs:
-                writes.append(self._value(stage, tensor, nd, part, clock="step"))
+                writes.append(self._output(stage, t, nd, part))
             elif self._adds_up(node, t, nd):
                 writes.append(self._accumulator(stage, t, nd))
             else:
                 writes.append(self._value(stage, tensor, nd, part))
         self._task(
             stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
-            phase=node.phase, layer=node.layer,
+            phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
         )  # fmt: skip
         passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
@@ -267,6 +271,11 @@ class _Placer:
         for t, name in zip(node.outputs, writes, strict=True):
             if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
+
+    def _output(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str:
+        """Where a part of the loss is added up over the step: the pieces of a sequence add to one value."""
+        name = whole_name(tensor)
+        return name if name in self._site(stage).values else self._value(stage, replace(self.graph.tensors[tensor], name=name), nd, part, clock="step")
 
     def _publish(self, stage: int, part: str, node: Node, tensor: str, name: str) -> None:
         """Brings a fresh value to its hub, to the stages that use it, or into the gradient that it adds to."""
@@ -279,6 +288,7 @@ class _Placer:
             self.to_add.setdefault(stage, []).append((node, boxed, self._accumulator(stage, tensor, want)))
             return
         if tensor not in self.boxed:
+            self.unboxed[self._home(stage, tensor)] = name
             return
         hub = self._box(stage, spec, name, self._hub(tensor), part, node)
         self.hubbed[self._home(stage, tensor)] = hub
@@ -315,7 +325,8 @@ class _Placer:
             found = self.made.get((stage, tensor, nd, "F"))
         if found is not None:
             return found
-        have = self.hubbed.get(self._home(stage, tensor))
+        # What a recomputed layer's gradients alone read lies where its kernel left it.
+        have = self.hubbed.get(self._home(stage, tensor)) or self.unboxed.get(self._home(stage, tensor))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         # What was kept from the forward is there long before: its boxing, too, must not run ahead.
@@ -330,7 +341,7 @@ class _Placer:
 
     def _load(self, stage: int, spec: Tensor, nd: NdSbp) -> str:
         name = self._value(stage, spec, nd, "F", memory="input")
-        self._task(stage, "F", "load", spec.name, f"{name}.load", writes=(name,), queue="load", origin=spec.name)
+        self._task(stage, "F", "load", whole_name(spec.name), f"{name}.load", writes=(name,), queue="load", origin=spec.name, first=start_of(self.plan, stage))
         return name
 
     # ---- parameters --------------------------------------------------------------------------------------------------------------------------------
@@ -371,10 +382,12 @@ class _Placer:
         return param is not None and nd == self.plan.params[param].grad
 
     def _accumulator(self, stage: int, tensor: str, nd: NdSbp) -> str:
-        spec = replace(self.graph.tensors[tensor], name=f"{tensor}@acc", dtype=self.state_dtype)
-        name = self._value(stage, spec, nd, "W", clock="step", memory="gradient")
-        self.accumulators[self.site_of[stage], tensor] = name
-        return name
+        """What a use of a parameter adds to, in the passes of all pieces."""
+        key = self.site_of[stage], whole_name(tensor)
+        if key not in self.accumulators:
+            spec = replace(self.graph.tensors[tensor], name=f"{whole_name(tensor)}@acc", dtype=self.state_dtype)
+            self.accumulators[key] = self._value(stage, spec, nd, "W", clock="step", memory="gradient")
+        return self.accumulators[key]
 
     def _reduce_grads(self, stage: int) -> dict[str, str]:
         """For each parameter of the stage the value of its whole gradient at its state's placement, in the order in which the backward completes them."""
@@ -386,7 +399,7 @@ class _Placer:
                 continue
             place = self.plan.params[p.name]
             parts = []
-            for contribution in self.joint.grads.get(p.name, ()):
+            for contribution in dict.fromkeys(map(whole_name, self.joint.grads.get(p.name, ()))):
                 acc = self.accumulators.get((self.site_of[stage], contribution))
                 if acc is not None:
                     spec = self._site(stage).values[acc].tensor
@@ -496,17 +509,17 @@ class _Placer:
 
     def _loss(self, stage: int) -> None:
         """Once a step the loss is summed over the mesh and over the copies of the last stage, and handed out."""
-        for t in self.graph.outputs:
+        for t in dict.fromkeys(map(whole_name, self.graph.outputs)):
             found = [v for v in self._site(stage).values.values() if v.tensor.name == t and v.clock == "step"]
             for value in found[:1]:
-                like = self.graph.producer(t)
+                like = self.graph.producer(self.graph.outputs[0])
                 name = self._box(stage, value.tensor, value.name, (B,) * len(self.plan.axes), "end", None, clock="step")
                 name = self._over_copies(stage, value.tensor, name)
                 self._task(stage, "end", "store", t, f"{t}.store", reads=(name,), phase="U", layer=like.layer if like else 0)
 
     def _over_copies(self, stage: int, tensor: Tensor, have: str) -> str:
         """The sum of an output over the copies of the pipeline, each of which has run a part of the batch."""
-        like = self.graph.producer(tensor.name)
+        like = self.graph.producer(self.graph.outputs[0])
         if self.plan.copies == 1 or like is None:
             return have
         name = self._value(stage, tensor, self._site(stage).values[have].nd, "end", clock="step", memory="buffer")

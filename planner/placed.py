@@ -146,13 +146,11 @@ class _Reader:
     def _param_memory(self, name: str, cls: ParamClass, row: int, out: _Part) -> None:
         for what, table in (("params", cls.params), ("grads", cls.grads(self.problem.num_gradients(name))), ("optimizer", cls.optimizer)):
             out.nbytes[what] += float(table[row])
-            out.priced += self.problem.terms.state_price * float(table[row])
+            out.priced += self.problem.terms.state_charge(self.problem.layers[self.problem.number["param", name]]) * float(table[row])
 
     def _hub_memory(self, name: str, states: Sequence[int], out: _Part) -> None:
         problem = self.problem
-        v = problem.number["hub", name]
-        uses = [problem.graph.node[n].layer if n else problem.layers[v] for n, _ in problem.facts.saved[name]]
-        self._keep(float(problem.hub_alone(name).kept[states[v]]), max(uses, key=problem.terms.charge, default=0), out)
+        self._keep(float(problem.hub_alone(name).kept[states[problem.number["hub", name]]]), problem.kept_by(name), out)
 
     def _node_memory(self, n: Node, states: Sequence[int], out: _Part) -> None:
         problem = self.problem

@@ -2,7 +2,8 @@
 
 Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.elimination` minimises the
 sum exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
-parameters once a step and once a microbatch, and for memory a price in seconds per byte. It ignores overlap. Equal readers of one tensor (q, k, v; gate, up)
+parameters once a step and once a microbatch, and for memory a price in seconds per byte. Of overlap it knows the share that is exposed of what parameters
+communicate, which is swept, like the price. Equal readers of one tensor (q, k, v; gate, up)
 may share one boxed copy; for other readers of one hub a boxing that they have in common is counted for each.
 
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
@@ -31,7 +32,7 @@ from planner.facts import analyse
 from planner.optimizers import with_defaults
 from planner.placed import Placed, read
 from planner.pricing import Pricing
-from planner.problem import Given, Problem, Terms
+from planner.problem import ByLayer, Given, Problem, Terms
 from planner.runs import Short, layer_keys, nodes_by_layer, shorten
 from planner.space import Space
 from planner.tables import Tables
@@ -40,38 +41,55 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 
 def search(
-    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None, solver: Solver | None = None,
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0, solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
-    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next. `solver`
-    minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
+    microbatches whose saved values live at once. All three for all layers or by layer. `exposed`, in [0, 1]: the share that counts of communication which can
+    hide behind kernels: that of parameters, and of their gradients. `tables` (see `new_tables`) keeps tables from one search to the next.
+    `solver` minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
     if solver is not None:
-        problem = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
-        return read(problem, solver(problem.factor_graph(), tuple(problem.blocks.values())), start)
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
+        return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, ({}, {}, {}), start)
 
 
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
-    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None,
+    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
 
     Raises PlanError where a given decision is not in the space.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}), start)
+
+
+def problem(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
+) -> Problem:  # fmt: skip
+    """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
+    return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
 
 
 def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
@@ -86,13 +104,13 @@ def _solve(
 ) -> Placed:  # fmt: skip
     """The optimum on the short graph; on the whole one where a block that stands for several is no link of a chain."""
     tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
-    problem = _problem(_short(graph, tables, terms, space or Space(), given), axes, mesh_shape, pricing, terms, space, tables, given)
+    this = _problem(_short(graph, tables, terms, space or Space(), given), axes, mesh_shape, pricing, terms, space, tables, given)
     try:
-        solution = solve(problem.factor_graph(), tuple(problem.blocks.values()), problem.repeated())
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()), this.repeated())
     except CannotFold:
-        problem = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables, given)
-        solution = solve(problem.factor_graph(), tuple(problem.blocks.values()))
-    return read(problem, solution, start)
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables, given)
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()))
+    return read(this, solution, start)
 
 
 def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Given) -> Short:
@@ -112,7 +130,7 @@ def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Give
 
 def _asked(graph: Graph, nodes: Sequence[Node], terms: Terms, space: Space, given: Given) -> Hashable:
     """What is asked of the nodes and tensors of a layer: their numbers in flight, limits and decisions."""
-    out: list[Hashable] = [(terms.copies(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
+    out: list[Hashable] = [(terms.rate(n.layer), terms.state_charge(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
     for n in nodes if any(given) or space.rules or space.hubs or space.params else ():
         out.append((given[0].get(n.name), *(limit.matches(n) for limit in space.rules)))
         out += [(given[1].get(t), *(limit.matches(graph.tensors[t]) for limit in space.hubs)) for t in n.outputs]
@@ -137,4 +155,4 @@ def _problem(
     return Problem(short, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
 
 
-__all__ = ["Placed", "new_tables", "price", "search"]
+__all__ = ["Placed", "new_tables", "price", "problem", "search"]

@@ -21,26 +21,46 @@ from planner.optimizers import is_hidden, update_of
 from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
+from planner.trade import Trade
+
+ByLayer = float | Mapping[int, float]
+"""One number, or one for each layer that has one."""
+
+
+def _at(value: ByLayer, layer: int, otherwise: float) -> float:
+    return value.get(layer, otherwise) if isinstance(value, Mapping) else value
+
+
+Rate = tuple[float, float]
+"""(seconds per byte, how many copies of it live at once)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers of one search."""
+    """The numbers of one search. `exposed`: the share of what can hide behind kernels (boxing of parameters and of their gradients) that is counted."""
 
     num_microbatches: int
-    memory_price: float
-    state_price: float
-    in_flight: float | Mapping[int, float]
+    memory_price: ByLayer
+    state_price: ByLayer
+    in_flight: ByLayer
     recompute: tuple[int, ...]
     optimizer: Mapping[str, Any]
+    exposed: float = 1.0
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
-        return self.in_flight.get(layer, 1) if isinstance(self.in_flight, Mapping) else self.in_flight
+        return _at(self.in_flight, layer, 1.0)
 
     def charge(self, layer: int) -> float:
         """Seconds per byte of a saved value of this layer."""
-        return self.memory_price * self.copies(layer)
+        return _at(self.memory_price, layer, 0.0) * self.copies(layer)
+
+    def state_charge(self, layer: int) -> float:
+        """Seconds per byte of a parameter of this layer, its gradient and its states."""
+        return _at(self.state_price, layer, 0.0)
+
+    def rate(self, layer: int) -> Rate:
+        return self.charge(layer), self.copies(layer)
 
 
 Given = tuple[Mapping[str, tuple[Rule, ...]], Mapping[str, Hub], Mapping[str, ParamPlacement]]
@@ -146,20 +166,30 @@ class Problem:
     # ---- tables ----------------------------------------------------------------------------------------------------------------------------------
 
     def factor_graph(self) -> FactorGraph:
-        unary: list[Table] = [np.zeros(len(c)) for c in self.choices]
+        """Seconds, the price of memory in them."""
+        unary, edges, pairwise = self._costs()
+        return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.table for c in unary), edges, tuple(c.table for c in pairwise))
+
+    def trade(self) -> Trade:
+        """Seconds and bytes apart, with every choice between them."""
+        unary, edges, pairwise = self._costs()
+        return Trade(tuple(len(c) for c in self.choices), tuple(c.options for c in unary), edges, tuple(c.options for c in pairwise))
+
+    def _costs(self) -> tuple[list[Cost], tuple[tuple[int, int], ...], list[Cost]]:
+        unary: dict[int, Cost] = {}
         edges: list[tuple[int, int]] = []
-        tables: list[Table] = []
+        pairwise: list[Cost] = []
         for (kind, name), v in self.number.items():
             if kind == "node":
                 made = self.node_tables(self.graph.node[name])
-                unary[v] = made.alone.table
+                unary[v] = made.alone
                 for u, edge in zip((*self.inputs(name), *self.outputs(name)), (*made.ins, *made.outs), strict=True):
                     if edge is not None:
                         edges.append((u, v))
-                        tables.append(edge.table)
+                        pairwise.append(edge)
             else:
-                unary[v] = (self.hub_alone(name) if kind == "hub" else self.param_alone(name)).table
-        return FactorGraph(tuple(len(c) for c in self.choices), tuple(unary), tuple(edges), tuple(tables))
+                unary[v] = self.hub_alone(name) if kind == "hub" else self.param_alone(name)
+        return [unary[v] for v in range(len(self.choices))], tuple(edges), pairwise
 
     def inputs(self, node: str) -> list[int]:
         """Variable of every input, -1 for inputs of the graph and constants."""
@@ -203,7 +233,7 @@ class Problem:
         repeated = tuple(n.name in self.facts.rerun and any((u.name, i) in self.facts.again for u, i in self.graph.consumers(t)) for t in n.outputs)
         around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self.inputs(n.name), *self.outputs(n.name)))
         choice = self.choices[self.number["node", n.name]]
-        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.charge(n.layer))
+        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.rate(n.layer))
         if key not in self.made:
             self.made[key] = self._node_tables(n, choice, modes, again, repeated)
         found: _NodeTables = self.made[key]
@@ -212,12 +242,12 @@ class Problem:
     def _node_tables(
         self, n: Node, choice: Choice, modes: tuple[tuple[str, ...], tuple[str, ...]], again: tuple[bool, ...], repeated: tuple[bool, ...]
     ) -> _NodeTables:  # fmt: skip
-        cls, rows, m, charge = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.charge(n.layer)
+        cls, rows, m, rate = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.rate(n.layer)
         assert isinstance(cls, NodeClass)
         seconds = m * (cls.forward_s * (2 if n.name in self.facts.rerun else 1) + cls.backward_s)[rows]
         kept = np.zeros(len(rows))
-        ins: list[_Cost | None] = []
-        outs: list[_Cost | None] = []
+        ins: list[Cost | None] = []
+        outs: list[Cost | None] = []
         for i, u in enumerate(self.inputs(n.name)):
             places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
@@ -226,11 +256,12 @@ class Problem:
                 ins.append(None)
             else:
                 source, target, common = _ends(self.choices[u])
-                once = m * boxes.cost[np.ix_(source, places)]
+                shown = self.terms.exposed if isinstance(self.choices[u].cls, ParamClass) else 1.0
+                once = m * shown * boxes.cost[np.ix_(source, places)]
                 backward: Table | float = 0.0
                 if self.facts.node[n.name].carries[i]:
-                    backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
-                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, charge))
+                    backward = m * (shown * boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
+                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, rate))
         for j, u in enumerate(self.outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
             if u < 0:
@@ -243,46 +274,50 @@ class Problem:
                     cost = cost + m * boxes.cost[np.ix_(target, cls.needs[j][rows])]
                 apart = (source[:, None] != places[None, :]) if modes[1][j] == "shared" else np.ones(cost.shape, dtype=bool)
                 bytes_out = np.where(apart, boxes.nbytes[places][None, :], 0.0) * (modes[1][j] != "")
-                outs.append(_Cost(cost + charge * bytes_out, bytes_out))
-        return _NodeTables(_Cost(seconds + charge * kept, kept), tuple(ins), tuple(outs))
+                outs.append(Cost.of(rate, cost, bytes_out))
+        return _NodeTables(Cost.of(rate, seconds, kept), tuple(ins), tuple(outs))
 
-    def hub_alone(self, tensor: str) -> _Cost:
+    def hub_alone(self, tensor: str) -> Cost:
         """Of a hub: what is kept there in any case, boxing for readers that share, and adding the cotangents of several uses."""
         choice = self.choices[self.number["hub", tensor]]
         uses = self.facts.saved[tensor]
-        layers = [self.graph.node[name].layer if name else self.layers[self.number["hub", tensor]] for name, _ in uses]
-        charge = max(map(self.terms.charge, layers), default=0.0)
+        rate = self.terms.rate(self.kept_by(tensor))
         paid = self.paid(tensor)
         num_adds = max(0, self.num_gradients(tensor) - 1)
         again = any((n.name, i) in self.facts.again for n, i in self.graph.consumers(tensor))
         enters = any(name and self.graph.node[name].layer in self.terms.recompute for name, _ in uses)
-        key = ("hub", id(choice), charge, paid, num_adds, again, enters)
+        key = ("hub", id(choice), rate, paid, num_adds, again, enters)
         if key not in self.made:
             cls, m = choice.cls, self.terms.num_microbatches
             assert isinstance(cls, HubClass)
             value, cotangent, common = (table[choice.rows] for table in (cls.value, cls.cotangent, cls.common))
             once = m * cls.boxes.cost[value, common]
-            here, copy = cls.boxes.nbytes[value], cls.boxes.nbytes[common]
-            reboxed = (common != value) & (once + charge * here < charge * copy) & (paid and not enters)
-            kept = np.where(reboxed | enters, here, copy) * paid
-            adding = 1.5 * m * num_adds * cls.boxes.local_s[cotangent]
-            self.made[key] = _Cost(adding + once * (2 if again else 1) + np.where(reboxed, once, 0.0) + charge * kept, kept, reboxed)
-        found: _Cost = self.made[key]
+            here, copy = cls.boxes.nbytes[value] * paid, cls.boxes.nbytes[common] * paid
+            may_box = (common != value) & (paid and not enters)
+            time_s = 1.5 * m * num_adds * cls.boxes.local_s[cotangent] + once * (2 if again else 1)
+            self.made[key] = Cost.of(rate, time_s, here if enters else copy, may_box, once, here)
+        found: Cost = self.made[key]
         return found
 
-    def param_alone(self, tensor: str) -> _Cost:
+    def param_alone(self, tensor: str) -> Cost:
         """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self.num_gradients(tensor)
-        key = ("param", id(choice), num_uses)
+        charge = self.terms.state_charge(self.layers[self.number["param", tensor]])
+        key = ("param", id(choice), num_uses, charge)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
             adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
-            self.made[key] = _Cost(cls.step_s[rows] + adding + self.terms.state_price * kept, kept)
-        found: _Cost = self.made[key]
+            self.made[key] = Cost.of((charge, 1.0), self.terms.exposed * cls.boxing_s[rows] + cls.update_s[rows] + adding, kept)
+        found: Cost = self.made[key]
         return found
+
+    def kept_by(self, tensor: str) -> int:
+        """The layer for which a tensor is kept longest at its hub."""
+        layers = [self.graph.node[name].layer if name else self.layers[self.number["hub", tensor]] for name, _ in self.facts.saved[tensor]]
+        return max(layers, key=self.terms.copies, default=self.layers[self.number["hub", tensor]])
 
     def num_gradients(self, tensor: str) -> int:
         """Uses of a tensor through which a cotangent comes back."""
@@ -334,22 +369,41 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
-    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy."""
+class Cost:
+    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy.
+
+    `options`: what was chosen from at this price: (seconds, bytes of all copies that live at once) of keeping, and of boxing again.
+    """
 
     table: Table
     kept: Table
-    reboxed: NDArray[np.bool_] | None = None
-    common: NDArray[np.bool_] | None = None
+    reboxed: NDArray[np.bool_] | None
+    common: NDArray[np.bool_] | None
+    options: tuple[tuple[Table, Table], ...]
+
+    @classmethod
+    def of(
+        cls, rate: Rate, time_s: Table, kept: Table, may_box: NDArray[np.bool_] | None = None, once: Table | float = 0.0, source: Table | float = 0.0,
+        common: NDArray[np.bool_] | None = None,
+    ) -> Cost:  # fmt: skip
+        """Keeping `kept`; or, where it may be, keeping `source` and boxing it again for `once`, if that is cheaper."""
+        charge, copies = rate
+        if may_box is None or not may_box.any():
+            none = None if may_box is None else np.zeros(time_s.shape, dtype=bool)
+            return cls(time_s + charge * kept, kept, none, common, ((time_s, kept * copies),))
+        reboxed = may_box & (once + charge * source < charge * kept)
+        chosen = np.where(reboxed, source, kept)
+        options = ((time_s, kept * copies), (np.where(may_box, time_s + once, np.inf), np.broadcast_to(source * copies, time_s.shape)))
+        return cls(time_s + charge * chosen + np.where(reboxed, once, 0.0), chosen, reboxed, common, options)
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeTables:
     """Of one node: alone, and with every input and output, the other variable's states in rows; None where an operand is no variable."""
 
-    alone: _Cost
-    ins: tuple[_Cost | None, ...]
-    outs: tuple[_Cost | None, ...]
+    alone: Cost
+    ins: tuple[Cost | None, ...]
+    outs: tuple[Cost | None, ...]
 
 
 def _ends(choice: Choice) -> tuple[Index, Index, Index]:
@@ -371,8 +425,8 @@ def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
 
 
 def _consumer(
-    nbytes: Table, where: tuple[Index, Index, Index], mode: str, once: Table, times: int, backward: Table | float, charge: float
-) -> _Cost:  # fmt: skip
+    nbytes: Table, where: tuple[Index, Index, Index], mode: str, once: Table, times: int, backward: Table | float, rate: Rate
+) -> Cost:  # fmt: skip
     """The edge from a hub to a use, `where` = placements of (value, common copy, use); `once` boxes value to use once, the forward does it `times`.
 
     A kept value that is not the hub's own is kept as it was read, or boxed again where that is cheaper; the common copy is the hub's affair where the hub pays.
@@ -382,14 +436,13 @@ def _consumer(
     is_common = (common[:, None] == places[None, :]) & ~is_source
     time_s = np.where(is_common, 0.0, once) * times + backward
     if mode == "":
-        return _Cost(time_s, np.zeros(once.shape))
+        return Cost.of(rate, time_s, np.zeros(once.shape))
     here = np.broadcast_to((nbytes[source] * ((common != source) | (mode == "only")))[:, None], once.shape)
-    copy = np.broadcast_to(nbytes[places][None, :], once.shape)
-    reboxed = ~is_source & (once + charge * here < charge * copy)
-    kept = np.where(is_source | reboxed, here, copy)
+    kept = np.where(is_source, here, nbytes[places][None, :])
+    may_box = ~is_source
     if mode == "shared":
-        reboxed, kept = reboxed & ~is_common, np.where(is_common, 0.0, kept)
-    return _Cost(time_s + charge * kept + np.where(reboxed, once, 0.0), kept, reboxed, is_common)
+        kept, may_box = np.where(is_common, 0.0, kept), may_box & ~is_common
+    return Cost.of(rate, time_s, kept, may_box, once, here, is_common)
 
 
 def _near(cls: Any, axes: Sequence[str], rows: Iterable[int], told: str = "legal by size") -> str:

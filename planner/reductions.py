@@ -66,7 +66,8 @@ def substitute_back(trail: Iterable[Undo], states: list[int]) -> None:
 class Factors:
     """Tables over sorted scopes, being reduced; `trail` is the way back to the states of the variables that are gone or have lost states.
 
-    `changed`: variables whose tables are others than when the reductions last looked at them.
+    `constant`: the least cost of parts of the graph that are wholly gone. `changed`: variables whose tables are others than when the reductions last looked at
+    them.
     """
 
     size: dict[int, int]
@@ -75,6 +76,7 @@ class Factors:
     trail: list[Undo] = field(default_factory=list)
     keep: frozenset[int] = frozenset()
     infeasible: bool = False
+    constant: float = 0.0
     changed: dict[int, None] = field(default_factory=dict)
 
     @classmethod
@@ -130,8 +132,9 @@ class Factors:
         del self.size[v], self.touching[v]
         if around:
             self.add(around, best)
-        elif not math.isfinite(float(best)):
-            self.infeasible = True
+        else:
+            self.constant += float(best)
+            self.infeasible |= not math.isfinite(self.constant)
 
     def eliminate_all(self, degree: int | None = None, among: Iterable[int] | None = None) -> None:
         """Eliminates every variable, those of least weight first, that is not kept; with `degree` only while one of at most that degree is left.
@@ -200,7 +203,7 @@ class Factors:
 
     def consistent(self, which: Iterable[int]) -> None:
         """Drops every state that has an infinite unary cost or no finite partner in some table."""
-        queue = dict.fromkeys(v for v in which if v in self.size)
+        queue = dict.fromkeys(v for v in which if v in self.size and v not in self.keep)
         while queue and not self.infeasible:
             v = next(iter(queue))
             del queue[v]
@@ -211,7 +214,7 @@ class Factors:
                 kept &= np.isfinite(self.tables[scope]).any(axis=others) if others else np.isfinite(self.tables[scope])
             if not kept.all():
                 self.shrink(v, kept)
-                queue.update(dict.fromkeys(self.neighbours(v)))
+                queue.update(dict.fromkeys(u for u in self.neighbours(v) if u not in self.keep))
 
     def functions(self, which: Iterable[int]) -> None:
         """Replaces every variable that is a function of a neighbour over a pairwise table."""

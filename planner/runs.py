@@ -68,7 +68,7 @@ def _layer_key(graph: Graph, layer: int, nodes: Sequence[Node], where: dict[str,
                 above, producer, j = where[t]
                 sources.append((layer - above, producer, j))
             elif tensor.role == "param":
-                sources.append(((t, layer) if t in shared else params.setdefault(t, len(params)), tensor.shape, tensor.dtype))
+                sources.append(((t, layer) if t in shared else params.setdefault(t, len(params)), tensor.shape, tensor.dtype, tensor.frozen))
             else:
                 sources.append((tensor.role, tensor.shape, tensor.dtype))
         for j, t in enumerate(n.outputs):

@@ -184,7 +184,7 @@ class _Search:
 
     def _refuse(self, error: PlanError) -> None:
         """A candidate on whose mesh a fixed placement is not legal; without fixed placements every candidate has one."""
-        if not any(isinstance(value, Hint) for value in self.evaluator.fix.values()):
+        if not any(isinstance(value, Hint) or key in ("layout", "tp_plan") for key, value in self.evaluator.fix.items()):
             raise error
         self.num_pruned += 1
         self.refused = self.refused or error

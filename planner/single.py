@@ -27,6 +27,7 @@ def single_device(
     values = [t.name for t in graph.tensors.values() if t.role == "value"]
     layout = {
         "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "mbs": batch // num_microbatches, "num_microbatches": num_microbatches, "schedule": "1f1b",
+        "seq_chunks": 1,
         "recompute": "full" if recompute else "none", "zero": 0, "sp": False,
     }  # fmt: skip
     return Plan(

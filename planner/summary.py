@@ -11,7 +11,7 @@ from ir.program import Program
 from ir.timeline import Timeline
 from ir.units import GIB
 from planner.candidates import is_attention
-from planner.dims import dims_of
+from planner.dims import EXPERT_PRODUCTS, dims_of
 from planner.facts import analyse
 from planner.frontends.model import Model
 from simulator.memory import Ledger
@@ -24,8 +24,8 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     dp = size.get("dp", 1) * ep
     return {
         "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": ep, "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
-        "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "recompute": "full" if plan.recompute else "none",
-        "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
+        "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
     }  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def is_sequence_parallel(graph: Graph, plan: Plan) -> bool:
 def model_flops(model: Model, plan: Plan) -> float:
     """Floating point operations that one step of the model needs: three times the forward, causal attention counted half, recompute not counted.
 
+    Of an expert's slots as many count as its even share of the tokens fills.
     Where parameters are frozen, a product counts once forward and once for each gradient of it that somebody needs.
     """
     graph = model.graph(1, plan.seq, plan.dtype)
@@ -73,8 +74,15 @@ def model_flops(model: Model, plan: Plan) -> float:
     for n in graph.nodes:
         op, here = graph.op(n), facts.node[n.name]
         if op.is_contraction or is_attention(n):
-            total += op.flops_of(graph.sizes(n), n.attrs) * (1 + (len(here.grads) if op.is_contraction else 2 * any(here.carries)))
+            share = _filled(model, plan.seq) if n.op in EXPERT_PRODUCTS else 1.0
+            total += share * op.flops_of(graph.sizes(n), n.attrs) * (1 + (len(here.grads) if op.is_contraction else 2 * any(here.carries)))
     return total * plan.batch
+
+
+def _filled(model: Model, seq: int) -> float:
+    """The share of the experts' slots that tokens fill where nothing is dropped, at most 1."""
+    experts = model.config.experts
+    return min(1.0, seq * experts.top_k / (experts.num_experts * experts.slots(seq))) if experts else 1.0
 
 
 def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ir.cluster import Cluster, Device
 from ir.errors import ClusterError, InputError
+from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
@@ -129,7 +130,7 @@ class CostModel:
         if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
             return 0.0
         pairs = work.flops / (2 * PRODUCTS[name] * d)
-        shape = (1, 64, work.sizes.get("z", 64), MEASURED_HEAD)
+        shape = (1, 64, sum(n for label, n in work.sizes.items() if label.startswith("z")) or 64, MEASURED_HEAD)
         product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
         beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
         drawn_s = ops["dropout"]["s_per_element"].get(work.dtype, 0.0) if work.attrs.get("p", 0.0) > 0 and "dropout" in ops else 0.0
@@ -222,9 +223,12 @@ class CostModel:
 def measured_as(op: str) -> str:
     """The operator whose measured figures stand for this one: attention with sinks, a mask or relative positions does the products of plain attention.
 
+    Over the pieces of a sequence (`ir.ops.over`) an operator does what it does over the whole.
+
     >>> measured_as("attention_relative.grad"), measured_as("linear")
     ('attention.grad', 'linear')
     """
+    op, _ = parted(op)
     name, dot, grad = op.partition(".")
     return "attention" + dot + grad if name.startswith("attention_") else op
 

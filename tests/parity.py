@@ -35,6 +35,9 @@ DEEP = "gpt6"
 LIMIT = 1e-10
 """The largest relative difference that rounding explains in float64."""
 
+CUTS = ((6, 6), (5, 4, 3), (4, 3, 3, 2))
+"""Where sequences of `SEQ` tokens are cut."""
+
 OPTIONS: dict[str, Any] = {"data": text_data(None, SEQ, vocab=259), "lr": 1e-3, "warmup": 2, "seed": 3, "watchdog_s": 20.0}
 COMPARED = ("loss_max_rel", "grad_max_rel", "state_max_rel")
 STEPS = 3
@@ -56,9 +59,9 @@ class Ended:
     states: Mapping[str, np.ndarray]
 
 
-def ended(program: Program) -> Ended:
-    """Three steps in one run, so that the next step begins before all ranks have ended the one before."""
-    done = run(program, steps=STEPS, check=False, **OPTIONS)
+def ended(program: Program, **more: Any) -> Ended:
+    """Three steps in one run, so that the next step begins before all ranks have ended the one before; `more` takes the place of `OPTIONS`."""
+    done = run(program, steps=STEPS, check=False, **{**OPTIONS, **more})
     return Ended(seen(done), {name: done.tensor(name) for name in state_names(program)})
 
 
@@ -103,12 +106,16 @@ def between(ours: Ended, theirs: Ended) -> dict[str, Any]:
 
 
 def pipelines() -> Iterator[Layout]:
-    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; where two copies share them, with 2p + 2 as well."""
+    """Every schedule on 2 and 4 ranks with p - 1, p, 2p and 3p + 1 microbatches, where legal; where two copies share them, with 2p + 2 as well.
+
+    A schedule that cuts sequences with two equal pieces, three and four unequal ones.
+    """
     for chosen in SCHEDULES.values():
         for p in (2, 4):
             for m in (p - 1, p, 2 * p, 3 * p + 1, *((2 * p + 2,) if chosen.copies > 1 else ())):
                 if not chosen.refuse(p, m, chosen.num_chunks()):
-                    yield Layout(pp=p, num_microbatches=m, schedule=chosen.name)
+                    for pieces in CUTS if chosen.pieces > 1 else ((),):
+                        yield Layout(pp=p, num_microbatches=m, schedule=chosen.name, pieces=pieces)
 
 
 def apart_in_time(want: Layout) -> dict[str, Any]:

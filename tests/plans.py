@@ -9,7 +9,7 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
-from planner.candidates import block_layers
+from planner.candidates import Candidate, block_layers
 from planner.frontends.model import Model
 from planner.optimizers import with_defaults
 from planner.placement import search
@@ -24,7 +24,10 @@ from simulator.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least."""
+    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least.
+
+    `pieces`: tokens of the pieces of a sequence, none where it runs whole.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -35,6 +38,8 @@ class Layout:
     recompute: bool = False
     schedule: str = "1f1b"
     vpp: int = 1
+    pieces: tuple[int, ...] = ()
+    ep: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -51,7 +56,7 @@ def plan_for(
     """The plan of this layout with the cheapest placement."""
     devices = cluster()
     graph = model.graph(batch // want.num_microbatches, seq, dtype)
-    mesh = Mesh(("dp", "tp"), (want.dp, want.tp), tuple(range(want.dp * want.tp)))
+    mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
@@ -61,6 +66,7 @@ def plan_for(
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
+        pieces=want.pieces,
     )  # fmt: skip
 
 

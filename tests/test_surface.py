@@ -13,7 +13,8 @@ from headrace.cli import INTERRUPTED
 from headrace.options import parser, verb_parsers
 from ir import errors
 
-WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--memory-fraction", "--budget"}
+WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--memory-fraction", "--budget",
+            "--moe-imbalance"}  # fmt: skip
 SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "plan": (("model", "cluster"), {*WORKLOAD, "--top", "--strict", "-o", "--output"}),
     "simulate": (("model", "cluster"), {*WORKLOAD, "--plan", "--trace", "--timeline"}),
@@ -25,6 +26,7 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "measure": ((), {"-o", "--output"}),
     "calibrate": (("cluster",), {"--plan", "--step-s", "--measured", "-o", "--output"}),
     "validate": (("runs",), set()),
+    "profile": (("action", "files"), {"--gpu", "--nodes", "--nic", "-o", "--output"}),
     "models": ((), set()),
     "clusters": ((), set()),
     "ui": ((), {"--port", "--headless"}),

@@ -27,7 +27,7 @@ PARTS = {"compute_s": "compute", "exposed_comm_s": "exposed communication", "bub
 def answer(args: Namespace, progress: Progress) -> Answer:
     check_writable(args.trace)
     check_writable(args.timeline)
-    model = planning.load_tuned(args.model, args.lora, args.freeze)
+    model = planning.load_tuned(args.model, args.lora, args.freeze, args.moe_imbalance)
     cluster = planning.load_cluster(args.cluster, progress)
     try:
         plan = planning.read_plan(args.plan) if args.plan else _searched(args, model, cluster, progress)

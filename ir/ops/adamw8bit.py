@@ -84,8 +84,8 @@ def adamw8bit(
 OPS = (
     # attrs: as adamw, and e, the elements of a block
     op(
-        "adamw8bit(g[... (q e)], norm2[], w[... (q e)], m[... (q e)], v[... (q e)], ms[... q], vs[... q]) "
-        "-> w2[... (q e)], m2[... (q e)], v2[... (q e)], ms2[... q], vs2[... q]",
+        "adamw8bit(g[... (q e)], norm2[], w[... (q e)], mc[... (q e)], vc[... (q e)], ms[... q], vs[... q]) "
+        "-> w2[... (q e)], mc2[... (q e)], vc2[... (q e)], ms2[... q], vs2[... q]",
         adamw8bit, stepped=True, flops=each(30),
     ),
 )  # fmt: skip

@@ -369,7 +369,7 @@ _ROWS = "out[b s (g r w)], lse[b s (g r)]"
 def _attention(name: str, extra: str, grads: tuple[str, ...], stop: str = "lse") -> Any:
     return op(
         f"{name}({_OPERANDS}{', ' + extra if extra else ''}) -> {_ROWS}", _forward(extra.partition("[")[0]), whole="z r d w n", linear=["v -> out"], stop=stop,
-        grads=grads, flops=products(1, 1), random=True,
+        grads=grads, flops=products(1, 1), random=True, past="" if stop != "lse" or "table" in extra else "z",
     )  # fmt: skip
 
 
@@ -382,9 +382,9 @@ OPS = (
     _attention("attention_masked", "mask[b z]", ("attention_masked.grad",), stop="lse mask"),  # mask: 0 hides a key from all queries of its sample
     _attention("attention_relative", "table[n (g r)]", ("attention_relative.grad",)),  # attrs also: max_distance
     op(f"attention.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}) -> {_GIVEN_BACK}",
-       attention_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(3, 2), random=True),
+       attention_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(3, 2), random=True, past="z"),
     op("attention_sinks.dsinks(dout[b s (g r w)], out[b s (g r w)], lse[b s (g r)], sinks[(g r)]) -> dsinks[(g r)]",
-       attention_dsinks, whole="r w", sums="b s", linear=["dout", "out"], flops=each(2)),
+       attention_dsinks, whole="r w", sums="b s", linear=["dout", "out"], flops=each(2), past="z"),
     op(f"attention_masked.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, mask[b z]) -> {_GIVEN_BACK}",
        attention_masked_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], stop="mask", flops=products(3, 2), random=True),
     op(f"attention_relative.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, table[n (g r)]) -> {_GIVEN_BACK}, dtable[n (g r)]",

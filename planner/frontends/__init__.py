@@ -1,8 +1,8 @@
 """From what a user has (a zoo name, a config) to a Graph.
 
 In the order in which a model passes through them: `huggingface` and `zoo` read it, by the `keys` and `names` of its family (`families/`); `config` holds its
-facts, `model` is the value that others see; `transformer` builds its graph out of `attention` and `mlp` with a `writer`; `tuning` says what of it is trained; `weights` carries
-arrays over from PyTorch and back.
+facts, `model` is the value that others see; `transformer` builds its graph out of `attention` and `mlp` with a `writer`; `tuning` says what of it is trained;
+`weights` carries arrays over from PyTorch and back.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Model:
             raise InputError(f"`{self.name}` says already what is trained; give it once")
         names = (f"{name}{tuning!r}" if name else "" for name in (self.name, self.reference))
         made = Model(next(names), self.config, self.source, next(names), tuning)
-        made.graph(1, 1)
+        made.graph(1, made._shortest_seq)
         return made
 
     @property
@@ -60,7 +60,11 @@ class Model:
     @property
     def num_params(self) -> int:
         """Elements of all parameters, frozen ones and adapters included; a tied table counts once."""
-        return self.graph(1, 1).num_params if self.tuning.lora else transformer.num_params(self.config)
+        return self.graph(1, self._shortest_seq).num_params if self.tuning.lora else transformer.num_params(self.config)
+
+    @property
+    def _shortest_seq(self) -> int:
+        return self.max_seq if self.config.image else 1
 
     @property
     def max_seq(self) -> int:

@@ -78,7 +78,7 @@ def seeds(pipe: Pipe) -> dict[str, np.ndarray]:
     """The words of the built-in schedules that are legal here, and of one microbatch after the other."""
     words = {"serial": np.array([_serial(pipe)] * pipe.p, dtype=np.int8)}
     for name, schedule in SCHEDULES.items():
-        if schedule.chunks not in (pipe.v, None) or schedule.copies != 1:
+        if schedule.chunks not in (pipe.v, None) or schedule.copies != 1 or schedule.pieces != 1:
             continue
         ranks = tuple(schedule.rank_of(s, pipe.p) for s in range(pipe.num_stages))
         if ranks != pipe.times.rank or (schedule.chunks is None and pipe.v < 2):

@@ -14,17 +14,20 @@ from planner.lower import lower
 from planner.optimizers import OPTIMIZERS
 from planner.schedules import SCHEDULES
 from tests.models import SEQ
-from tests.parity import DEEP, apart, apart_in_time, between, ended, model, on_one_device, pipelines, same
+from tests.parity import CUTS, DEEP, apart, apart_in_time, between, ended, model, on_one_device, pipelines, same
 from tests.plans import Layout, plan_for
 
 
 def covering() -> list[Layout]:
-    """Every schedule on 2 and on 4 ranks, the numbers of microbatches in turn; on 2 ranks, and of two copies, the most as well."""
+    """Every schedule on 2 and on 4 ranks, the numbers of microbatches in turn, each of `CUTS` on 2; on 2 ranks, and of two copies, the most as well."""
     found: dict[tuple[str, int], list[Layout]] = {}
+    cuts: dict[tuple[int, ...], Layout] = {}
     for want in pipelines():
         found.setdefault((want.schedule, want.pp), []).append(want)
+        cuts.setdefault(want.pieces, want)
     turns = [sizes[i // 2 % len(sizes)] for i, sizes in enumerate(found.values())]
-    return list(dict.fromkeys((*turns, *(sizes[-1] for (name, pp), sizes in found.items() if pp == 2 or SCHEDULES[name].copies > 1))))
+    cut = [want for pieces, want in cuts.items() if pieces]
+    return list(dict.fromkeys((*turns, *cut, *(sizes[-1] for (name, pp), sizes in found.items() if pp == 2 or SCHEDULES[name].copies > 1))))
 
 
 SPREAD = [
@@ -45,6 +48,17 @@ def test_any_schedule_gives_what_one_device_gives(want: Layout) -> None:
 @pytest.mark.parametrize("want", [replace(SPREAD[i % len(SPREAD)], schedule=name) for i, name in enumerate(CHUNKED)], ids=str)
 def test_whatever_the_ranks_are_split_over(want: Layout) -> None:
     found = apart(DEEP, want)
+    assert same(found), found
+
+
+@pytest.mark.parametrize("want", [replace(w, schedule="seq1f1b", pieces=CUTS[i % len(CUTS)]) for i, w in enumerate(SPREAD)], ids=str)
+def test_sequences_in_pieces_whatever_the_ranks_are_split_over(want: Layout) -> None:
+    found = apart(DEEP, want)
+    assert same(found), found
+
+
+def test_grouped_queries_and_rotary_positions_in_pieces() -> None:
+    found = apart("llama", Layout(1, 2, 2, 2, schedule="seq1f1b", pieces=(5, 4, 3)))
     assert same(found), found
 
 

@@ -21,12 +21,12 @@ CASES = [(s.name, p, m) for s in SCHEDULES.values() for p, m in ((1, 2), (2, 4),
 def test_every_schedule_is_proved_and_reads_back_as_text(name: str, p: int, m: int) -> None:
     s = schedule(name)
     orders = s.orders(p, m)
-    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m, copies=s.copies)
-    table = with_messages(orders, s.copies)
+    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m * s.pieces, copies=s.copies, pieces=s.pieces)
+    table = with_messages(orders, s.copies, s.pieces)
     assert read(write(table)) == table
     assert passes(table) == orders
     for sends in SENDS:
-        assert check_orders(table, None, m, sends, s.copies) == orders
+        assert check_orders(table, None, m * s.pieces, sends, s.copies, s.pieces) == orders
 
 
 def test_what_pytorch_writes_is_read_and_its_pairs_are_two_passes() -> None:

@@ -95,19 +95,19 @@ def test_published_orders(name: str, p: int, m: int, v: int) -> None:
 def test_every_pass_once_on_the_rank_of_its_stage_and_none_waits_for_ever(s: Schedule, p: int, m: int, v: int) -> None:
     orders = s.orders(p, m, v)
     passes = [slot for order in orders for slot in order]
-    forward = [(stage, "F", i) for stage in range(p * v * s.copies) for i in range(m) if s.copies == 1 or (stage < p) == (i < m // 2)]
+    forward = [(stage, "F", i) for stage in range(p * v * s.copies) for i in range(m * s.pieces) if s.copies == 1 or (stage < p) == (i < m // 2)]
     assert sorted(x for x in passes if x.kind == "F") == forward
     for kind in "IW":
         assert sorted((x.stage, "F", x.microbatch) for x in passes if x.kind in (kind, "B")) == forward
     assert all(s.rank_of(x.stage, p) == rank for rank, order in enumerate(orders) for x in order)
-    assert longest_path(orders, p * v) is not None
+    assert longest_path(orders, p * v, pieces=s.pieces) is not None
     assert s.splits or all(x.kind in "FB" for x in passes)
 
 
 @pytest.mark.parametrize(("s", "p", "m", "v"), CASES, ids=lambda x: x.name if isinstance(x, Schedule) else None)
 def test_time_and_memory_are_those_of_the_closed_forms(s: Schedule, p: int, m: int, v: int) -> None:
     orders = s.orders(p, m, v)
-    found = longest_path(orders, p * v, v)
+    found = longest_path(orders, p * v, v, pieces=s.pieces)
     assert found is not None
     memory = [s.memory(r, p, m, v) for r in range(p)]
     if s.time is None:
@@ -117,7 +117,7 @@ def test_time_and_memory_are_those_of_the_closed_forms(s: Schedule, p: int, m: i
             s.time_s(p, m)
         return
     kept = [s.stash(r, p, m, v) for r in range(p)]
-    assert kept == [peak(order) / v for order in orders]
+    assert kept == [peak(order) / (v * s.pieces) for order in orders]
     if m >= 2 * p:
         blocks = {"dualpipe-v": (p - 1) / 2, "dualpipe": p / 2 - 1}.get(s.name, 0.0)  # these closed forms hand results on at the end of a pair
         assert found[0] == pytest.approx(s.time_s(p, m, v) - blocks, rel=1e-12)

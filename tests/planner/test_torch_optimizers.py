@@ -119,9 +119,9 @@ def test_8_bit_adamw_is_adamw_on_rounded_states(dtype: str) -> None:
         m, v = _nearest(m, signed, 16), _nearest(v, unsigned, 16)
     tolerance = 1e-10 if dtype == "float64" else 1e-5
     np.testing.assert_allclose(found["w"], w, rtol=tolerance)
-    np.testing.assert_allclose(signed[found["m"]] * np.repeat(found["ms"], 16, axis=1), m, rtol=tolerance)
-    np.testing.assert_allclose(unsigned[found["v"]] * np.repeat(found["vs"], 16, axis=1), v, rtol=tolerance)
-    assert found["m"].dtype == np.uint8
+    np.testing.assert_allclose(signed[found["mc"]] * np.repeat(found["ms"], 16, axis=1), m, rtol=tolerance)
+    np.testing.assert_allclose(unsigned[found["vc"]] * np.repeat(found["vs"], 16, axis=1), v, rtol=tolerance)
+    assert found["mc"].dtype == np.uint8
 
 
 def test_codes_are_dynamic_trees() -> None:

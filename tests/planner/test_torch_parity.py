@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +66,18 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL,
     "mixtral, looking back over five tokens, three of eight": MIXTRAL
     | {"sliding_window": 5, "num_local_experts": 8, "num_experts_per_tok": 3, "capacity": 8 / 3},
+    "mixtral, balanced": MIXTRAL | {"output_router_logits": True, "router_aux_loss_coef": 0.3},
+    "gpt_oss, balanced": LLAMA
+    | {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 6,
+        "sliding_window": 5,
+        "capacity": 2.0,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
     "qwen3_moe": LLAMA
     | {
         "model_type": "qwen3_moe",
@@ -186,8 +199,11 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def torch_step(module: Any) -> tuple[float, dict[str, np.ndarray]]:
     """(loss, gradient by key of the state dict) as PyTorch computes them."""
     ids, labels = data()
-    logits = module(torch.from_numpy(ids), use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), torch.from_numpy(labels).reshape(-1))
+    balanced = {"output_router_logits": True} if getattr(module.config, "output_router_logits", False) else {}
+    out = module(torch.from_numpy(ids), use_cache=False, **balanced)
+    loss = torch.nn.functional.cross_entropy(out.logits.reshape(-1, VOCAB), torch.from_numpy(labels).reshape(-1))
+    if balanced:
+        loss = loss + module.config.router_aux_loss_coef * out.aux_loss
     loss.backward()
     return loss.item(), {name: p.grad.numpy() for name, p in module.named_parameters()}
 
@@ -338,16 +354,20 @@ def test_what_a_config_leaves_out_is_what_transformers_fills_in(family: str) -> 
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_zoo_models_have_the_parameters_of_transformers(name: str) -> None:
-    layers = "n_layer" if "n_layer" in config_of(name) else "num_hidden_layers"
-    made = transformers.AutoConfig.for_model(**{**config_of(name), layers: 2})
+    config = config_of(name)
+    layers = next((key for key in ("n_layer", "num_layers") if key in config), "num_hidden_layers")
+    # transformers leaves the blocks of extra predictions out
+    alone = {"num_nextn_predict_layers": 0} if config["model_type"] == "deepseek_v3" else {}
+    made = transformers.AutoConfig.for_model(**{**config, layers: 2, **alone})
     with torch.device("meta"):
-        head = getattr(transformers, HEADS.get(config["model_type"], "AutoModelForCausalLM"))
-    module = head.from_config(made)
-    model = load(name, num_layers=2)
-    assert model.num_params == sum(p.numel() for p in module.parameters())
-    shapes = {key: tuple(p.shape) for key, p in module.named_parameters()}
+        module = getattr(transformers, HEADS.get(config["model_type"], "AutoModelForCausalLM")).from_config(made)
+    model = load(name, num_layers=2, **({"extra_predictions": 0} if alone else {}))
+    shapes = {key: tuple(p.shape) for key, p in (*module.named_parameters(), *module.named_buffers()) if key in module.state_dict()}
+    shapes = {key: shape for key, shape in shapes.items() if key in dict(module.named_parameters()) or key.endswith(UNTRAINED)}
+    assert model.num_params == sum(math.prod(shape) for shape in shapes.values())
     found = origins(model)
     assert {o.key for o in found.values()} == shapes.keys()
     for key, param in params(model.config).items():
-        if found[key].stop is None:
-            assert shapes[found[key].key] == (param.shape[::-1] if found[key].transposed else param.shape), key
+        theirs = (*param.shape[:-2], *param.shape[:-3:-1]) if found[key].transposed else param.shape
+        if found[key].columns is None:
+            assert shapes[found[key].key] == (found[key].shape or theirs), key

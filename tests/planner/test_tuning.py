@@ -11,8 +11,6 @@ import pytest
 
 from executor.data import ArrayData
 from executor.train import run
-from executor.verify import Seen
-from headrace.running import differences, step_by_step
 from ir.errors import GraphError, InputError
 from ir.graph import Graph
 from planner.autodiff import backward
@@ -26,7 +24,7 @@ from planner.single import single_device
 from planner.summary import model_flops
 from simulator.memory import ledger
 from tests.models import BATCH, SEQ, gpt, llama
-from tests.parity import OPTIONS, START, STEPS, same
+from tests.parity import OPTIONS, Ended, between, ended, same
 from tests.plans import Layout, cluster, plan_for
 
 TUNED: dict[str, str] = {
@@ -49,15 +47,15 @@ def model(case: str) -> Model:
 
 
 @cache
-def alone(case: str) -> tuple[Seen, ...]:
+def alone(case: str) -> Ended:
     plan = single_device(model(case), cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"))
-    return tuple(step_by_step(lower(model(case), plan), STEPS, START, OPTIONS))
+    return ended(lower(model(case), plan))
 
 
 @pytest.mark.parametrize(("case", "want"), LAYOUTS, ids=str)
 def test_any_plan_gives_what_one_device_gives(case: str, want: Layout) -> None:
     program = lower(model(case), plan_for(model(case), want, batch=BATCH, seq=SEQ))
-    found = differences(step_by_step(program, STEPS, START, OPTIONS), alone(case), STEPS)
+    found = between(ended(program), alone(case))
     assert same(found), found
 
 
