@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "nesterov": True},
     "plain sgd": {"name": "sgd", "momentum": 0.0},
     "lamb": {"name": "lamb"},
-    "adafactor": {"name": "adafactor", "max_norm": 1.0},
+    "adafactor": {"name": "adafactor", "max_norm": 1.0, "d": 100.0},  # unclipped: a clipped step hides a factor
     "muon": {"name": "muon"},
     "adamw8bit": {"name": "adamw8bit", "block": 8, "min_size": 32},
 }
