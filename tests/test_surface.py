@@ -26,6 +26,7 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "measure": ((), {"-o", "--output"}),
     "calibrate": (("cluster",), {"--plan", "--step-s", "--measured", "-o", "--output"}),
     "validate": (("runs",), set()),
+    "profile": (("action", "files"), {"--gpu", "--nodes", "--nic", "-o", "--output"}),
     "models": ((), set()),
     "clusters": ((), set()),
     "ui": ((), {"--port", "--headless"}),
