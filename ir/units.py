@@ -70,7 +70,7 @@ def _scaled(value: float, steps: tuple[tuple[str, float], ...]) -> str:
     if not math.isfinite(value):
         return str(value)
     for unit, size in steps:
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # 999.9 M is 1 B in three digits
             return f"{value / size:.3g} {unit}" if abs(value) < 1000 * size else f"{value / size:.0f} {unit}"
     unit, size = steps[-1]
     return f"{value / size:.3g} {unit}"
