@@ -120,7 +120,9 @@ def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope
         factors.add(scope, table)
     factors.eliminate_all(degree=2)
     if not factors.treewidth_affordable():
-        return None
+        factors.reduce()
+        if factors.infeasible or not factors.treewidth_affordable():
+            return None
     factors.eliminate_all()
     if factors.infeasible:
         return None

@@ -74,10 +74,11 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
+    axes = MESH_AXES if any(n.op in EXPERT_PRODUCTS for n in graph.nodes) else tuple(axis for axis in MESH_AXES if axis != "ep")
     for key, value in fix.items():
         if is_hint(value):
             out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
-            check_hint(out[key], graph, MESH_AXES)
+            check_hint(out[key], graph, axes)
             continue
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")

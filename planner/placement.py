@@ -2,7 +2,8 @@
 
 Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.elimination` minimises the
 sum exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
-parameters once a step and once a microbatch, and for memory a price in seconds per byte. It ignores overlap. Equal readers of one tensor (q, k, v; gate, up)
+parameters once a step and once a microbatch, and for memory a price in seconds per byte. Of overlap it knows the share that is exposed of what parameters
+communicate, which is swept, like the price. Equal readers of one tensor (q, k, v; gate, up)
 may share one boxed copy; for other readers of one hub a boxing that they have in common is counted for each.
 
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
@@ -42,17 +43,20 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 def search(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
     state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None, solver: Solver | None = None,
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0, solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
-    microbatches whose saved values live at once. All three for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next.
+    microbatches whose saved values live at once. All three for all layers or by layer. `exposed`, in [0, 1]: the share that counts of communication which can
+    hide behind kernels: that of parameters, and of their gradients. `tables` (see `new_tables`) keeps tables from one search to the next.
     `solver` minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
     if solver is not None:
         this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
         return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
@@ -63,24 +67,28 @@ def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
     hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
     state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None,
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
 
     Raises PlanError where a given decision is not in the space.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
     return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}), start)
 
 
 def problem(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
     state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None,
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
 ) -> Problem:  # fmt: skip
     """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    terms = Terms(
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
+    )
     return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
 
 

@@ -37,7 +37,7 @@ Rate = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers of one search."""
+    """The numbers of one search. `exposed`: the share of what can hide behind kernels (boxing of parameters and of their gradients) that is counted."""
 
     num_microbatches: int
     memory_price: ByLayer
@@ -45,6 +45,7 @@ class Terms:
     in_flight: ByLayer
     recompute: tuple[int, ...]
     optimizer: Mapping[str, Any]
+    exposed: float = 1.0
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
@@ -255,10 +256,11 @@ class Problem:
                 ins.append(None)
             else:
                 source, target, common = _ends(self.choices[u])
-                once = m * boxes.cost[np.ix_(source, places)]
+                shown = self.terms.exposed if isinstance(self.choices[u].cls, ParamClass) else 1.0
+                once = m * shown * boxes.cost[np.ix_(source, places)]
                 backward: Table | float = 0.0
                 if self.facts.node[n.name].carries[i]:
-                    backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
+                    backward = m * (shown * boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
                 ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, rate))
         for j, u in enumerate(self.outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
@@ -308,7 +310,7 @@ class Problem:
             assert isinstance(cls, ParamClass)
             adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
-            self.made[key] = Cost.of((charge, 1.0), cls.step_s[rows] + adding, kept)
+            self.made[key] = Cost.of((charge, 1.0), self.terms.exposed * cls.boxing_s[rows] + cls.update_s[rows] + adding, kept)
         found: Cost = self.made[key]
         return found
 

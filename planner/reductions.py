@@ -203,7 +203,7 @@ class Factors:
 
     def consistent(self, which: Iterable[int]) -> None:
         """Drops every state that has an infinite unary cost or no finite partner in some table."""
-        queue = dict.fromkeys(v for v in which if v in self.size)
+        queue = dict.fromkeys(v for v in which if v in self.size and v not in self.keep)
         while queue and not self.infeasible:
             v = next(iter(queue))
             del queue[v]
@@ -214,7 +214,7 @@ class Factors:
                 kept &= np.isfinite(self.tables[scope]).any(axis=others) if others else np.isfinite(self.tables[scope])
             if not kept.all():
                 self.shrink(v, kept)
-                queue.update(dict.fromkeys(self.neighbours(v)))
+                queue.update(dict.fromkeys(u for u in self.neighbours(v) if u not in self.keep))
 
     def functions(self, which: Iterable[int]) -> None:
         """Replaces every variable that is a function of a neighbour over a pairwise table."""

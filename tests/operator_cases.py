@@ -49,6 +49,7 @@ CASES: tuple[Case, ...] = tuple(
         _with_grads("relu", "dx"), _with_grads("sigmoid", "dx"), _with_grads("softcap", "dx", {"cap": 0.8}),
         _with_grads("clamped_swiglu", "grad", {"alpha": 1.7, "limit": 0.7}), _with_grads("shares", "dx", {"eps": 0.1}, positive=("x",)),
         _with_grads("top_k", "dscores", integers=EXPERT), _both("top_k_moved", {"groups": 3, "top_groups": 2, "of_group": 2}, of={"e": 6}),
+        _with_grads("expert_load", "dprobs", integers=EXPERT), _with_grads("balance", "dmass", {"factor": 0.7}), _with_grads("spread", "dx"),
         _with_grads("dispatch", "dx", integers=EXPERT), _with_grads("combine", "dy dweight", integers=EXPERT), _with_grads("grouped_linear", "dx dw"),
         _with_grads("expert_bias", "dx dbias"), _with_grads("carry", "dx"),
         _both("patches", of={"i": 2, "j": 3, "y": 4, "x": 3}), _with_grads("prepend", "dx dtoken", of={"t": 6, "s": 5}),

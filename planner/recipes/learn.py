@@ -155,7 +155,7 @@ def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Cal
         off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
         units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
         parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
-        band, levelled = _equal_spread(list(parts.values())), [one_fixes_level(part) for part in parts.values()]
+        band, levelled = _equal_spread([off[family == name] for name in names]), [one_fixes_level(part) for part in parts.values()]
         by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
         out[kind] = {
             "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),

@@ -9,6 +9,7 @@ import pytest
 
 from ir.errors import HeadraceError, InputError, PlanError
 from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix
+from tests.families import of_kind
 from tests.models import SEQ, gpt, llama
 
 GRAPH = llama().graph(1, SEQ, "float32")  # four blocks, 8 heads, 4 KV heads
@@ -82,3 +83,25 @@ def test_legal_tp_divides_the_heads_of_keys_and_values() -> None:
 
 def test_blocks_are_what_lies_between_embedding_and_head() -> None:
     assert block_layers(GRAPH) == (1, 2, 3, 4)
+
+
+# ---- experts -----------------------------------------------------------------------------------------------------------------------------------------
+
+EXPERTS = of_kind("mixtral").graph(1, SEQ, "float32")  # two blocks, four heads, four experts
+
+
+def test_experts_are_split_over_what_divides_them_and_the_data_parallel_ranks() -> None:
+    found = list(candidates({"tp": 1, "pp": 1, "mbs": 1, "recompute": "none"}, 8, 8, EXPERTS))
+    assert [(c.dp, c.ep, c.mesh) for c in found] == [
+        (8, 1, (("dp", "tp"), (8, 1))), (8, 2, (("dp", "ep", "tp"), (4, 2, 1))), (8, 4, (("dp", "ep", "tp"), (2, 4, 1))),
+    ]  # fmt: skip
+    assert str(found[1]) == "dp8 tp1 pp1 ep2 mbs1 x 1 1f1b recompute=none"
+    assert {c.ep for c in candidates({"ep": 2}, 8, 8, EXPERTS)} == {2}
+    assert {c.ep for c in candidates({}, 8, 8, GRAPH)} == {1}
+
+
+def test_experts_that_do_not_divide_are_named() -> None:
+    with pytest.raises(PlanError, match=r"--fix ep=3: ep divides the experts and the 8 data-parallel ranks; legal are 1, 2, 4"):
+        parse_fix({"ep": 3}, 8, 8, EXPERTS)
+    with pytest.raises(PlanError, match=r"--fix ep=4: ep divides the experts and the 2 data-parallel ranks; legal are 1, 2"):
+        parse_fix({"ep": 4, "tp": 2, "dp": 2}, 8, 8, EXPERTS)

@@ -378,3 +378,16 @@ def test_same_bytes_under_any_hash_seed() -> None:
         for seed in ("0", "1", "4242")
     }
     assert len(told) == 1
+
+
+def test_what_hides_counts_by_its_exposed_share() -> None:
+    """Parameters' boxing counts in proportion, everything else in full."""
+    graph = model(Llama(batch=64, layers=2, dtype="float32", vocab=4096))
+    args = (graph, ("dp",), (8,), AlphaBeta({"dp": 8}))
+    whole = search(*args, num_microbatches=4)
+    given = {"rules": whole.rules, "hubs": whole.hubs, "params": whole.params, "num_microbatches": 4}
+    full, half, none = (price(*args, **given, exposed=share).cost_s for share in (1.0, 0.5, 0.0))
+    assert full == pytest.approx(whole.cost_s)
+    assert full > half > none > 0.0
+    assert half == pytest.approx((full + none) / 2)
+    assert search(*args, num_microbatches=4, exposed=0.0).cost_s <= none
