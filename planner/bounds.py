@@ -11,9 +11,9 @@ from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.frontends.model import Model
-from planner.orders import is_plain
+from planner.orders import is_plain, rank_of
 from planner.pricing import work_of
-from planner.stages import cut
+from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
 
 
@@ -25,9 +25,10 @@ class Bounds:
     seq: int
     dtype: str
     cost: CostModel
+    layout: tuple[tuple[int, int], ...] = ()
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _layers: dict[tuple[int, bool], Sequence[float]] = field(default_factory=dict)
-    _cuts: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    _cuts: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> Graph:
         """The forward graph of one microbatch of so many samples."""
@@ -35,11 +36,17 @@ class Bounds:
             self._graphs[microbatch] = self.model.graph(microbatch, self.seq, self.dtype)
         return self._graphs[microbatch]
 
-    def stages(self, num_stages: int) -> tuple[tuple[int, int], ...]:
-        """[first, last) of every stage, cut by the layers' floating point operations."""
-        if num_stages not in self._cuts:
-            self._cuts[num_stages] = cut(layer_flops(self.graph(1)), num_stages)
-        return self._cuts[num_stages]
+    def stages(self, num_ranks: int, num_chunks: int = 1, schedule: str = "1f1b", rows: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
+        """[first, last) of every stage, cut by the layers' floating point operations; where ranks hold several stages, so that the ranks are even.
+
+        `rows`: the orders of a schedule of one's own. `layout`, where the user has given one, decides.
+        """
+        if self.layout:
+            return self.layout
+        rank = tuple(rank_of(schedule, rows, i, num_ranks) for i in range(num_ranks * num_chunks))
+        if rank not in self._cuts:
+            self._cuts[rank] = cut_for_ranks(layer_flops(self.graph(1)), rank)
+        return self._cuts[rank]
 
     def layer_s(self, mbs: int, recompute: bool) -> Sequence[float]:
         """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device."""

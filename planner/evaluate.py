@@ -1,36 +1,36 @@
-"""A candidate evaluated: placed exactly, lowered for one rank of every stage, estimated in closed form, its memory counted; and simulated."""
+"""A candidate evaluated: drafted at rising prices of memory until it fits, its schedule chosen by the times of its stages; the best are simulated whole."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ir.cluster import Cluster
-from ir.mesh import Mesh
 from ir.op import Rule
-from ir.plan import Plan, Stage
-from ir.program import Program
-from planner.autodiff import Joint
+from ir.plan import Plan
+from ir.units import GIB
 from planner.bounds import Bounds
-from planner.candidates import Candidate, block_layers
+from planner.candidates import Candidate
+from planner.drafts import Drafts
 from planner.footprint import Footprint
-from planner.lower import joint_graph, representatives, write
-from planner.orders import auto_orders, kept, rank_of, rows_of
-from planner.placement import new_tables, search
-from planner.pricing import MeshPricing
-from planner.space import Limit, Space, layout_space
-from planner.summary import layout, metrics
-from planner.tables import Tables
+from planner.foretell import foretell
+from planner.orders import OWN, rows_of
+from planner.pipeline_costs import Pipeline
+from planner.schedules import Orders, schedule
+from planner.schedules.auto import Effort, Limits, search_orders
+from planner.schedules.slot import Slot
+from planner.space import Limit, Space
+from planner.summary import layout
 from simulator.cost import CostModel
-from simulator.engine import simulate
-from simulator.estimate import estimate
-from simulator.memory import Ledger, ledger
+from simulator.memory import Ledger
 
 PRICES = (0.0, 0.03, 1.0, 30.0)
 """Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+
+QUICK = Effort(passes=1_500_000, prove=0)
+"""How long a schedule of its own is searched for where other schedules are tried as well."""
 
 NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split", "b")),))
 """A batch split over `tp` would be data parallelism under another name, which is a candidate of its own."""
@@ -38,13 +38,14 @@ NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A candidate with its plan, the part of the Program that stands for all, its estimate and its memory."""
+    """A candidate at the lowest price of memory at which it fits: what a step takes by its draft, a bound, its memory; orders where the schedule has its own."""
 
     candidate: Candidate
-    plan: Plan
-    program: Program
+    price: float
     estimate_s: float
+    floor_s: float
     memory: Ledger
+    orders: tuple[str, ...] = ()
 
     def fits(self, memory_fraction: float) -> bool:
         """Whether it fills at most this share of the usable memory."""
@@ -54,7 +55,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """For one global batch of samples on one cluster. `fix` as `planner.candidates.parse_fix` gives it. Tables and graphs are kept between candidates."""
+    """For one global batch of samples on one cluster. `fix` as `planner.candidates.parse_fix` gives it. Drafts and graphs are kept between candidates."""
 
     bounds: Bounds
     cluster: Cluster
@@ -62,12 +63,14 @@ class Evaluator:
     optimizer: Mapping[str, Any]
     fix: Mapping[str, Any]
     memory_fraction: float
-    _tables: dict[tuple[int, ...], Tables] = field(default_factory=dict)
-    _joints: dict[tuple[Any, ...], Joint] = field(default_factory=dict)
 
     @property
     def cost(self) -> CostModel:
         return self.bounds.cost
+
+    @cached_property
+    def drafts(self) -> Drafts:
+        return Drafts(self.bounds, self.cluster, self.batch, self.optimizer, self.fix, NO_BATCH_ON_TP)
 
     @cached_property
     def footprint(self) -> Footprint:
@@ -77,78 +80,60 @@ class Evaluator:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
         return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
+    @property
+    def prices(self) -> tuple[float, ...]:
+        return PRICES if "zero" not in self.fix else PRICES[:1]
+
     def evaluate(self, c: Candidate) -> Evaluated:
-        """The cheapest plan of the candidate that fits; the smallest one where none does.
+        """The cheapest draft of the candidate that fits; the smallest one where none does.
 
         The highest price is asked second: where even that does not fit, those between need not be.
         """
-        free, *dearer = PRICES if "zero" not in self.fix else PRICES[:1]
-        first = self._evaluate_at(c, free)
+        free, *dearer = self.prices
+        first = self.evaluate_at(c, free)
         if first.fits(self.memory_fraction) or not dearer:
             return first
-        tightest = self._evaluate_at(c, dearer.pop())
+        tightest = self.evaluate_at(c, dearer.pop())
         if not tightest.fits(self.memory_fraction):
             return min(first, tightest, key=lambda e: e.memory.peak_bytes)
-        between = (self._evaluate_at(c, price) for price in dearer)
+        between = (self.evaluate_at(c, price) for price in dearer)
         return next((e for e in between if e.fits(self.memory_fraction)), tightest)
 
-    def _evaluate_at(self, c: Candidate, price: float) -> Evaluated:
-        plan = self.plan(c, price)
-        key = (plan.microbatch, plan.num_microbatches, plan.recompute)
-        if key not in self._joints:
-            self._joints[key] = joint_graph(self.bounds.graph(plan.microbatch), plan)
-        program = self._write(key, plan)
-        if c.schedule == "auto":
-            plan = self._with_orders(plan, program)
-            program = self._write(key, plan)
-        return Evaluated(c, plan, program, estimate(program, self.cost), ledger(program, cluster=self.cluster))
+    def evaluate_at(self, c: Candidate, price: float) -> Evaluated:
+        """The draft at this price of memory."""
+        if c.schedule in OWN:
+            pipeline = self.drafts.pipeline(c, price, splits=True)
+            rows = self.fix.get("orders") or rows_of(self._auto(pipeline))
+            step = pipeline.step(c.schedule, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
+            return Evaluated(c, price, step.step_s, step.floor_s, step.memory, rows)
+        step = self.drafts.pipeline(c, price, schedule(c.schedule).splits).step(c.schedule)
+        return Evaluated(c, price, step.step_s, step.floor_s, step.memory)
 
-    def _write(self, key: tuple[Any, ...], plan: Plan) -> Program:
-        known = plan if plan.orders or plan.schedule != "auto" else replace(plan, schedule="zb-h1")
-        return write(self._joints[key], known, representatives(plan, self.cost.cluster))
+    def schedules(self, c: Candidate, price: float, names: Sequence[tuple[str, int]]) -> list[Evaluated]:
+        """The candidate under each (schedule, stages a rank), at this price of memory."""
+        return [self.evaluate_at(replace(c, schedule=name, vpp=vpp), price) for name, vpp in names]
 
-    def _with_orders(self, plan: Plan, program: Program) -> Plan:
-        """The plan with the best orders for its own times and for what memory the rest of it leaves to activations."""
-        first = [ranks[0] for ranks in plan.sites]
-        saved = {r: sum(x.nbytes for x in program.registers if x.rank == r and x.memory == "saved") for r in first}
-        allocated = ledger(program, cluster=self.cluster)
-        spare = {}
-        for r in first:
-            held = sum(x.nbytes * x.credits for x in program.registers if x.rank == r and x.memory == "saved")
-            free = self.memory_fraction * self.cluster.devices[r].usable_bytes - (allocated.total(r) - held)
-            spare[r] = free / saved[r] if saved[r] else math.inf
-        return replace(plan, orders=rows_of(auto_orders(plan, program, self.cost, spare)))
+    def _auto(self, pipeline: Pipeline) -> Orders:
+        """The best orders for the stages' own times and for what memory the rest of them leaves to activations."""
+        limits = Limits(pipeline.room(self.memory_fraction), (1.0,) * len(pipeline.stages))
+        effort = Effort() if self.fix.get("schedule") == "auto" else QUICK
+        return search_orders(pipeline.times(splits=True), pipeline.num_microbatches, limits, effort=effort).orders
 
-    def plan(self, c: Candidate, price: float = 0.0) -> Plan:
-        """The candidate with the cheapest placement at this price of memory, in steps per filling of the device."""
-        bounds, model = self.bounds, self.bounds.model
-        graph = bounds.graph(c.mbs * c.dp)
-        mesh = Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
-        recompute = block_layers(graph) if c.recompute == "full" else ()
-        pricing = MeshPricing(self.cost, mesh)
-        if mesh.shape not in self._tables:
-            self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
-        placed = search(
-            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
-            memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)), recompute=recompute, optimizer=self.optimizer["name"],
-            space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & NO_BATCH_ON_TP,
-        )  # fmt: skip
-        rows = self.fix.get("orders", ())
-        stages = tuple(
-            Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
-            for site, (a, b) in ((rank_of(c.schedule, rows, i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp * c.vpp)))
-        )
-        plan = Plan(
-            model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
-            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows,
-        )  # fmt: skip
-        return replace(plan, layout=layout(graph, plan))
+    # ---- whole plans -----------------------------------------------------------------------------------------------------------------------------------
+
+    def plan(self, c: Candidate, price: float = 0.0, orders: tuple[str, ...] = ()) -> Plan:
+        """The candidate with the cheapest placement of all its layers at this price of memory."""
+        plan = self.drafts.plan(c, price)
+        plan = replace(plan, orders=orders) if orders else plan
+        return replace(plan, layout=layout(self.bounds.graph(plan.microbatch), plan))
 
     def simulate(self, e: Evaluated) -> Plan:
-        """Its plan with what two simulated steps say of it."""
-        timeline = simulate(e.program, self.cost, steps=2)
-        return replace(
-            e.plan, predicted=metrics(self.bounds.model, self.cluster, e.plan, e.program, timeline, ledger(e.program, timeline, cluster=self.cluster))
-        )
+        """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""
+        dearer = [price for price in self.prices if price > e.price] if e.fits(self.memory_fraction) else []
+        plans = []
+        for price in (e.price, *dearer):
+            plan = self.plan(e.candidate, price, e.orders)
+            plans.append(replace(plan, predicted=foretell(self.bounds.model, self.cost, plan)))
+            if plans[-1].predicted["peak_gib"] * GIB <= self.memory_fraction * self.cluster.devices[0].usable_bytes:
+                return plans[-1]
+        return min(plans, key=lambda p: p.predicted["peak_gib"])

@@ -18,6 +18,9 @@ from simulator.engine import Prices, price
 COMPUTE = "compute"
 """The queue on which a lowered rank runs its kernels."""
 
+MEETING = "comm.world"
+"""The queue on which all ranks meet, to clip by the norm of all gradients."""
+
 
 def pipeline_lower_bound(
     forward_s: Sequence[float], input_s: Sequence[float], num_microbatches: int, weight_s: Sequence[float] = (), hop_s: Sequence[float] = (),
@@ -82,9 +85,7 @@ def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str]) -> _Times:
     """Of one rank's actors with their seconds, and the names in the order of its compute queue."""
     passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
     forward, back = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase != "F"]
-    begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
-    back_s = _alone_s(back)
-    return _Times(_alone_s(forward), back_s, _alone_s([*back, *end]) - back_s + sum(s for a, s in begin if a.queue == COMPUTE))
+    return _Times(wait_free_s(forward), wait_free_s(back), sum(step_seconds(passes, [(a, s) for a, s in mine if a.clock == "step"], order)))
 
 
 def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, float, float]:
@@ -93,7 +94,7 @@ def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, f
     mine = [(a, s if a.channel else s + prices.firing_s) for a, s in zip(program.actors, prices.seconds, strict=True) if a.rank == rank]
     passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
     forward, weight = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase == "W"]
-    return _alone_s(forward), _alone_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), _alone_s(weight)
+    return wait_free_s(forward), wait_free_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), wait_free_s(weight)
 
 
 def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], program: Program) -> float:
@@ -111,7 +112,7 @@ def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[in
     return max(through, busy)
 
 
-def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
+def wait_free_s(firings: Sequence[tuple[Actor, float]]) -> float:
     """The span of the compute firings when these actors fire once, each queue in this order.
 
     What waits for no compute firing among them may have been done before, and counts as there at time 0.
@@ -131,6 +132,18 @@ def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
         if a.queue == COMPUTE:
             first, last = (start if first is None else first), end
     return last - (first or 0.0)
+
+
+def step_seconds(passes: Sequence[tuple[Actor, float]], once: Sequence[tuple[Actor, float]], order: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds of what one rank does once a step: before the passes, after them until all ranks must meet (the gradients' norm), and from then on.
+
+    `passes` and `once` are its actors with their seconds, `order` the names in the order of its compute queue.
+    """
+    begin, end = _before_and_after(once, {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
+    meets = next((i for i, (a, _) in enumerate(end) if a.queue == MEETING), len(end))
+    back = [(a, s) for a, s in passes if a.phase != "F"]
+    back_s, reduced_s, all_s = (wait_free_s([*back, *part]) for part in ((), end[:meets], end))
+    return sum(s for a, s in begin if a.queue == COMPUTE), reduced_s - back_s, all_s - reduced_s
 
 
 def _before_and_after(

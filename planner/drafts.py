@@ -1,0 +1,153 @@
+"""Drafts: the stages of a candidate placed, lowered and priced by few of its equal layers, kept from one candidate to the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ir.cluster import Cluster
+from ir.graph import Graph
+from ir.mesh import Mesh
+from ir.plan import Plan, Stage
+from ir.program import Program
+from planner.bounds import Bounds
+from planner.candidates import Candidate, block_layers
+from planner.folding import Layers
+from planner.lower import joint_graph, write
+from planner.orders import kept, rank_of
+from planner.pipeline_costs import Pipeline
+from planner.placement import Placed, new_tables, search
+from planner.pricing import MeshPricing
+from planner.space import Space, layout_space
+from planner.stage_costs import Folded, StageCost, fold_stages, lengthened, stage_costs
+from planner.tables import Tables
+
+MICROBATCHES = 2
+"""That a draft is lowered with: what a transfer fills while it is still read needs a second one to show."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """For one global batch of samples on one cluster; tables, graphs and stages are kept."""
+
+    bounds: Bounds
+    cluster: Cluster
+    batch: int
+    optimizer: Mapping[str, Any]
+    fix: Mapping[str, Any]
+    space: Space
+    _tables: dict[tuple[int, ...], Tables] = field(default_factory=dict)
+    _layers: dict[int, Layers] = field(default_factory=dict)
+    _graphs: dict[tuple[int, tuple[int, ...]], Graph] = field(default_factory=dict)
+    _placed: dict[tuple[Any, ...], Placed] = field(default_factory=dict)
+    _costs: dict[tuple[Any, ...], tuple[StageCost, ...]] = field(default_factory=dict)
+
+    # ---- placements --------------------------------------------------------------------------------------------------------------------------------
+
+    def place(self, c: Candidate, price: float, graph: Graph) -> Placed:
+        """The cheapest placement of a graph of the candidate's microbatch at this price of memory, in steps per filling of the device."""
+        mesh = self.mesh(c)
+        pricing = MeshPricing(self.bounds.cost, mesh)
+        if mesh.shape not in self._tables:
+            self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
+        return search(
+            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
+            memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self._in_flight(c) if price else 1,
+            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer["name"],
+            space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & self.space,
+        )  # fmt: skip
+
+    def mesh(self, c: Candidate) -> Mesh:
+        return Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
+
+    def plan(self, c: Candidate, price: float = 0.0) -> Plan:
+        """The whole plan, but for its layout."""
+        graph, rows = self.bounds.graph(c.mbs * c.dp), self.fix.get("orders", ())
+        stages = tuple(
+            Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule, rows))
+        )
+        placed = self.place(c, price, graph)
+        return self._plan(c, placed, stages, c.num_microbatches, block_layers(graph) if c.recompute == "full" else (), c.schedule, rows)
+
+    def _in_flight(self, c: Candidate) -> int:
+        return math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp))
+
+    def _ranks(self, c: Candidate, site: int) -> tuple[int, ...]:
+        size = c.dp * c.tp
+        return tuple(range(site * size, (site + 1) * size))
+
+    def _plan(
+        self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...], schedule: str, rows: tuple[str, ...]
+    ) -> Plan:  # fmt: skip
+        model, mesh = self.bounds.model, self.mesh(c)
+        return Plan(
+            model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
+            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, schedule, num_microbatches, recompute, placed.rules, placed.hubs,
+            placed.params, placed.reboxed, links=placed.links, orders=rows,
+        )  # fmt: skip
+
+    # ---- stages ------------------------------------------------------------------------------------------------------------------------------------
+
+    def pipeline(self, c: Candidate, price: float, splits: bool) -> Pipeline:
+        """The candidate's stages, priced. `splits`: whether its weight gradients are held back."""
+        rows = self.fix.get("orders", ())
+        cuts = self.bounds.stages(c.pp, c.vpp, c.schedule, rows)
+        rank = tuple(rank_of(c.schedule, rows, i, c.pp) for i in range(len(cuts)))
+        folded = fold_stages(self._chain(c).classes, cuts)
+        costs = self._kinds(c, price, splits, folded)
+        shorter = costs if folded.is_whole else self._kinds(c, price, splits, folded, shorter=True)
+        stages = tuple(lengthened(costs[k], shorter[k], extra) for k, extra in zip(folded.kind, folded.extra, strict=True))
+        first = tuple(self._ranks(c, site)[0] for site in range(c.pp))
+        hops = tuple(
+            self.bounds.cost.p2p_s(s["sent"], first[a], first[b]) if a != b else 0.0 for s, a, b in zip(stages, rank, rank[1:], strict=False)
+        )
+        return Pipeline(stages, rank, hops, first, c.num_microbatches, self.optimizer.get("max_norm", 0.0) > 0 and self.cluster.num_devices > 1, self.cluster)
+
+    def _chain(self, c: Candidate) -> Layers:
+        num_samples = c.mbs * c.dp
+        if num_samples not in self._layers:
+            self._layers[num_samples] = Layers(self.bounds.graph(num_samples))
+        return self._layers[num_samples]
+
+    def _graph(self, c: Candidate, kept: tuple[int, ...]) -> Graph:
+        key = (c.mbs * c.dp, kept)
+        if key not in self._graphs:
+            self._graphs[key] = self._chain(c).shortened(kept)
+        return self._graphs[key]
+
+    def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
+        """The cost of one stage of each kind."""
+        where = (c.dp, c.tp, c.mbs, c.recompute, price, self._in_flight(c) if price else 1)
+        key = (*where, folded.layers(), shorter, splits, c.pp)
+        if key not in self._costs:
+            self._costs[key] = self._priced(c, price, splits, folded, shorter, where)
+        return self._costs[key]
+
+    def _priced(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool, where: tuple[Any, ...]) -> tuple[StageCost, ...]:
+        graph = self._graph(c, folded.layers(shorter))
+        key = (*where, folded.layers())
+        if key not in self._placed:
+            self._placed[key] = self.place(c, price, self._graph(c, folded.layers()))
+        stages = tuple(Stage(a, b, self._ranks(c, i % c.pp)) for i, (a, b) in enumerate(folded.stages(shorter)))
+        program = self._lowered(c, self._placed[key], graph, stages, splits)
+        return stage_costs(program, self.bounds.cost, graph, [(s.ranks[0], (s.first, s.last)) for s in stages])
+
+    def _lowered(self, c: Candidate, placed: Placed, graph: Graph, stages: tuple[Stage, ...], splits: bool) -> Program:
+        """One rank of each stage, its microbatches one after another."""
+        num_microbatches = min(MICROBATCHES, c.num_microbatches)
+        rows = _serial([s.ranks for s in stages], num_microbatches, splits)
+        recompute = block_layers(graph) if c.recompute == "full" else ()
+        plan = self._plan(c, placed, stages, num_microbatches, recompute, "table", rows)
+        return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites])
+
+
+def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> tuple[str, ...]:
+    """What each rank runs where every microbatch goes all the way down and up before the next one starts."""
+    rows = []
+    for site in dict.fromkeys(sites):
+        mine = [i for i, ranks in enumerate(sites) if ranks == site]
+        back = "{0}I{1} {0}W{1}" if splits else "{0}B{1}"
+        rows.append(" ".join(f"{s}F{m}" if way else back.format(s, m) for m in range(num_microbatches) for way in (1, 0) for s in (mine if way else mine[::-1])))
+    return tuple(rows)
