@@ -17,6 +17,10 @@ from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
 
 
+GATHERED = 0.8
+"""Share of a device that whole parameters and gradients may fill by the guess; above it they are split."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Of the candidates for one model, sequence length and dtype on one cluster. Graphs and kernel times are kept from one question to the next."""
@@ -65,15 +69,20 @@ class Bounds:
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
     def guess_s(self, c: Candidate) -> float:
-        """The bound, two all-reduces a block and direction, half of the gradients' reduction; GPipe after 1F1B. Not a bound, not a promise."""
+        """The bound, two all-reduces a block and direction, half of the gradients' reduction, the gathering of parameters that do not fit. Not a promise."""
         graph = self.graph(1)
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
         nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
         tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        gradients = graph.num_params / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
-        reduce_s = self.cost.collective_s("all_reduce", gradients, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
+        held, group = graph.num_params / (c.tp * c.pp), tuple(range(0, c.dp * c.tp, c.tp))
+        reduce_s = self.cost.collective_s("all_reduce", held * max(4, DTYPE_BYTES[self.dtype]), group)
         passes = c.num_microbatches + c.pp - 1
-        return self.lower_bound_s(c) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
+        computed_s = self.lower_bound_s(c) + tensor_s / c.pp * passes
+        if held * (DTYPE_BYTES[self.dtype] + 4) < GATHERED * self.cost.cluster.devices[0].usable_bytes:
+            return computed_s + 0.5 * reduce_s
+        # parameters and gradients do not fit unless they are split: gathered there and back, reduced, in every microbatch
+        gathered_s = 2 * self.cost.collective_s("all_gather", held * DTYPE_BYTES[self.dtype], group)
+        return max(computed_s, c.num_microbatches * (gathered_s + self.cost.collective_s("reduce_scatter", held * DTYPE_BYTES[self.dtype], group)))
 
 
 def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ()) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -133,8 +133,18 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
         raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
+WIDTHS = (2, 3, 4, 5, 6, 8)
+"""Stages a rank that are tried under schedules that leave their number free."""
+
+
 def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
     """Every legal point, in a fixed order. `graph` tells heads and layers; its batch does not matter."""
+    for base in bases(fix, num_devices, batch, graph):
+        yield from variants(base, fix, graph)
+
+
+def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
+    """Every legal point but for its schedule, under which it is given as 1F1B or as `fix` says."""
     tps = [n for n in legal_tp(graph, num_devices) if num_devices % n == 0]
     blocks = graph.num_layers - 2
     for tp, pp in itertools.product(tps, range(1, min(blocks, num_devices) + 1)):
@@ -146,13 +156,26 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
         for mbs in _divisors(batch // dp):
             if fix.get("mbs", mbs) != mbs:
                 continue
-            schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 and mbs * dp < batch else ["1f1b"])
-            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
             num_microbatches = batch // (dp * mbs)
-            for name, recompute in itertools.product(schedules, recomputes):
-                vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
-                if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
+            name = fix.get("schedule", "1f1b")
+            vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
+            if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
+                for recompute in [fix["recompute"]] if "recompute" in fix else ["none", "full"]:
                     yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+
+
+def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[Candidate]:
+    """The point itself, and where the schedule is open, the point under every other schedule that it can run."""
+    yield base
+    if "schedule" in fix or base.pp == 1 or base.num_microbatches == 1:
+        return
+    for name, known in SCHEDULES.items():
+        if name == base.schedule or known.copies > 1 or (known.chunks is None and name == "interleaved-megatron"):
+            continue  # Megatron's interleaving takes the same orders at fewer sizes
+        for vpp in WIDTHS if known.chunks is None else (known.chunks,):
+            if base.pp * vpp <= graph.num_layers - 2 and not known.refuse(base.pp, base.num_microbatches, vpp):
+                yield replace(base, schedule=name, vpp=vpp)
+    yield replace(base, schedule="auto")
 
 
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:

@@ -41,7 +41,8 @@ class Drafts:
     _tables: dict[tuple[int, ...], Tables] = field(default_factory=dict)
     _layers: dict[int, Layers] = field(default_factory=dict)
     _graphs: dict[tuple[int, tuple[int, ...]], Graph] = field(default_factory=dict)
-    _placed: dict[tuple[Any, ...], Placed] = field(default_factory=dict)
+    _placed: list[Placed] = field(default_factory=list)
+    _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _costs: dict[tuple[Any, ...], tuple[StageCost, ...]] = field(default_factory=dict)
 
     # ---- placements --------------------------------------------------------------------------------------------------------------------------------
@@ -72,7 +73,9 @@ class Drafts:
         return self._plan(c, placed, stages, c.num_microbatches, block_layers(graph) if c.recompute == "full" else (), c.schedule, rows)
 
     def _in_flight(self, c: Candidate) -> int:
-        return math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp))
+        """Microbatches whose activations the price counts. One placement serves all schedules of a layout that keep about as many as 1F1B."""
+        keeps_all = c.schedule in ("gpipe", "looped-bfs")
+        return math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)) if keeps_all else min(c.pp, c.num_microbatches)
 
     def _ranks(self, c: Candidate, site: int) -> tuple[int, ...]:
         size = c.dp * c.tp
@@ -119,20 +122,26 @@ class Drafts:
 
     def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.mbs, c.recompute, price, self._in_flight(c) if price else 1)
-        key = (*where, folded.layers(), shorter, splits, c.pp)
+        where = (c.dp, c.tp, c.pp, c.mbs, c.recompute, folded.layers())
+        placed = self._placement(c, price, where)
+        key = (*where, placed, shorter, splits)
         if key not in self._costs:
-            self._costs[key] = self._priced(c, price, splits, folded, shorter, where)
+            graph = self._graph(c, folded.layers(shorter))
+            stages = tuple(Stage(a, b, self._ranks(c, i % c.pp)) for i, (a, b) in enumerate(folded.stages(shorter)))
+            program = self._lowered(c, self._placed[placed], graph, stages, splits)
+            self._costs[key] = stage_costs(program, self.bounds.cost, graph, [(s.ranks[0], (s.first, s.last)) for s in stages])
         return self._costs[key]
 
-    def _priced(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool, where: tuple[Any, ...]) -> tuple[StageCost, ...]:
-        graph = self._graph(c, folded.layers(shorter))
-        key = (*where, folded.layers())
-        if key not in self._placed:
-            self._placed[key] = self.place(c, price, self._graph(c, folded.layers()))
-        stages = tuple(Stage(a, b, self._ranks(c, i % c.pp)) for i, (a, b) in enumerate(folded.stages(shorter)))
-        program = self._lowered(c, self._placed[key], graph, stages, splits)
-        return stage_costs(program, self.bounds.cost, graph, [(s.ranks[0], (s.first, s.last)) for s in stages])
+    def _placement(self, c: Candidate, price: float, where: tuple[Any, ...]) -> int:
+        """The number of the draft's placement: two prices that lead to the same decisions share all that follows from them."""
+        key = (*where, price, self._in_flight(c) if price else 1)
+        if key not in self._numbers:
+            placed = self.place(c, price, self._graph(c, where[-1]))
+            same = (n for k, n in self._numbers.items() if k[: len(where)] == where and _decides(self._placed[n]) == _decides(placed))
+            self._numbers[key] = next(same, len(self._placed))
+            if self._numbers[key] == len(self._placed):
+                self._placed.append(placed)
+        return self._numbers[key]
 
     def _lowered(self, c: Candidate, placed: Placed, graph: Graph, stages: tuple[Stage, ...], splits: bool) -> Program:
         """One rank of each stage, its microbatches one after another."""
@@ -141,6 +150,10 @@ class Drafts:
         recompute = block_layers(graph) if c.recompute == "full" else ()
         plan = self._plan(c, placed, stages, num_microbatches, recompute, "table", rows)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites])
+
+
+def _decides(placed: Placed) -> tuple[Any, ...]:
+    return placed.rules, placed.hubs, placed.params, placed.reboxed
 
 
 def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> tuple[str, ...]:

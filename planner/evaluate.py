@@ -38,12 +38,15 @@ NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split"
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A candidate at the lowest price of memory at which it fits: what a step takes by its draft, a bound, its memory; orders where the schedule has its own."""
+    """A candidate at the lowest price of memory at which it fits: what a step takes by its draft, a bound, what its
+    busiest rank takes without waiting, its memory; orders where the schedule has its own.
+    """
 
     candidate: Candidate
     price: float
     estimate_s: float
     floor_s: float
+    busy_s: float
     memory: Ledger
     orders: tuple[str, ...] = ()
 
@@ -105,13 +108,9 @@ class Evaluator:
             pipeline = self.drafts.pipeline(c, price, splits=True)
             rows = self.fix.get("orders") or rows_of(self._auto(pipeline))
             step = pipeline.step(c.schedule, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
-            return Evaluated(c, price, step.step_s, step.floor_s, step.memory, rows)
+            return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows)
         step = self.drafts.pipeline(c, price, schedule(c.schedule).splits).step(c.schedule)
-        return Evaluated(c, price, step.step_s, step.floor_s, step.memory)
-
-    def schedules(self, c: Candidate, price: float, names: Sequence[tuple[str, int]]) -> list[Evaluated]:
-        """The candidate under each (schedule, stages a rank), at this price of memory."""
-        return [self.evaluate_at(replace(c, schedule=name, vpp=vpp), price) for name, vpp in names]
+        return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory)
 
     def _auto(self, pipeline: Pipeline) -> Orders:
         """The best orders for the stages' own times and for what memory the rest of them leaves to activations."""

@@ -29,7 +29,7 @@ class Footprint:
         num_samples = c.mbs * c.dp
         stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
-        stashes = [schedule(c.schedule).stash(stage, c.pp, c.num_microbatches) if plain else 1 for stage in range(len(stages))]
+        stashes = [schedule(c.schedule).memory(stage, c.pp, c.num_microbatches, 1) if plain else 1 for stage in range(len(stages))]
         needs = (sum(state[a:b]) + n * num_samples * sum(saved[a:b]) for n, (a, b) in zip(stashes, stages, strict=True))
         return max(needs) / (c.dp * c.tp)
 

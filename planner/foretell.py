@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ir.plan import Plan, Stage
+from ir.program import Program
 from planner.folding import Layers, runs
 from planner.frontends.model import Model
 from planner.lower import joint_graph, representatives, write
@@ -20,7 +21,9 @@ from planner.pipeline_costs import repeats, sizes
 from planner.summary import documented
 from simulator.cost import CostModel
 from simulator.engine import simulate
-from simulator.memory import Ledger, ledger
+from simulator.memory import Ledger
+
+SHARED = "shared"
 
 SMALL = 40_000
 """Firings of nodes of the forward graph up to which a plan is simulated as it is."""
@@ -95,7 +98,19 @@ class _Folding:
         program = write(joint_graph(graph, short), short, representatives(plan, self.cost.cluster))
         timeline = simulate(program, self.cost, steps=2)
         comm = tuple(row.to_json() for row in timeline.communication(program))
-        return Figures(timeline.step_s, timeline.breakdown(program), comm, ledger(program).ranks)
+        return Figures(timeline.step_s, timeline.breakdown(program), comm, _held(program))
+
+
+def _held(program: Program) -> Mapping[int, Mapping[str, float]]:
+    """Bytes by rank and class, what passes share as a class of its own: whichever class fills most of it may change with the number of layers."""
+    out: dict[int, dict[str, float]] = {rank: {SHARED: 0.0} for rank in program.ranks}
+    for r in program.registers:
+        mine = out[r.rank]
+        if r.arena:
+            mine[SHARED] = max(mine[SHARED], float(r.offset + r.nbytes * r.credits))
+        else:
+            mine[r.memory] = mine.get(r.memory, 0.0) + r.nbytes * r.credits
+    return out
 
 
 def _longest(classes: Sequence[int], stage: Stage) -> tuple[int, int]:

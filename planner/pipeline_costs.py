@@ -46,10 +46,13 @@ def sizes(num_ranks: int, num_microbatches: int) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of one step, and a bound below which no simulation of it goes; what every pipeline rank's first device holds."""
+    """Seconds of one step, a bound below which no simulation of it goes, and what the busiest rank takes without waiting; what every pipeline rank's first
+    device holds.
+    """
 
     step_s: float
     floor_s: float
+    busy_s: float
     memory: Ledger
 
 
@@ -86,7 +89,8 @@ class Pipeline:
         """Under a schedule of the catalogue, or under orders of one's own."""
         splits = any(slot.kind in "IW" for row in orders for slot in row) if orders is not None else schedule(name).splits
         step_s = self._own_s(orders, splits) if orders is not None else self._step_s(name, splits)
-        return Step(step_s, min(step_s, self.floor_s(name, splits)), self.memory(name, orders))
+        busy_s = self.num_microbatches * sum(self._by_rank(key) for key in "FB") + sum(self._by_rank(key) for key in ("begin", "reduce", "update"))
+        return Step(step_s, min(step_s, self.floor_s(name, splits)), float(busy_s.max()), self.memory(name, orders))
 
     # ---- time --------------------------------------------------------------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class Pipeline:
     def memory(self, name: str, orders: Orders | None = None) -> Ledger:
         """By class; values that live within one pass share the memory of the largest."""
         held: dict[int, dict[str, float]] = {d: {} for d in self.devices}
-        for number, (s, rank) in enumerate(zip(self.stages, self.rank, strict=True)):
+        for s, rank in zip(self.stages, self.rank, strict=True):
             mine = held[self.devices[rank]]
             mine["activation"] = max(mine.get("activation", 0.0), s["arena"])
         for number, (s, rank) in enumerate(zip(self.stages, self.rank, strict=True)):

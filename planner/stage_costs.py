@@ -1,6 +1,6 @@
 """What one stage of a pipeline costs, told from a program of few layers: seconds of its passes, what comes once a step, bytes of every kind of life.
 
-Stages with the same layers are one kind. Of a run of equal layers three are lowered, and two: what the third adds, every further one adds as well (law: a folded
+Stages with the same layers are one kind. Of a run of equal layers four are lowered, and three: what the fourth adds, every further one adds as well (law: a folded
 plan costs what the whole one does). Seconds are those of a rank that runs its passes one after another, each on its own, as in `simulator.estimate`.
 """
 
@@ -17,8 +17,8 @@ from simulator.cost import CostModel
 from simulator.engine import price
 from simulator.estimate import COMPUTE, step_seconds, wait_free_s
 
-LOWERED = 3
-"""Layers of a run that are lowered. A parameter is gathered two layers ahead at most, so the third is the first that is like all that follow."""
+LOWERED = 4
+"""Layers of a run that are lowered. A parameter is gathered two layers ahead, a gradient added two layers behind, so the fourth is like all that follow."""
 
 PASS_OF = {"F": "F", "R": "I", "I": "I", "W": "W"}
 """The pass in which an actor of each phase fires."""
@@ -158,7 +158,7 @@ def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key,
 
 
 def lengthened(lowered: StageCost, shorter: StageCost | None, extra: int) -> StageCost:
-    """The cost of a stage with `extra` layers more than were lowered, each adding what the last of them did."""
+    """The cost of a stage with `extra` layers more than were lowered, each adding what the last of them did; to the memory that passes share none does."""
     if not extra or shorter is None:
         return lowered
-    return {key: max(0.0, x + extra * (x - shorter.get(key, 0.0))) for key, x in lowered.items()}
+    return {key: x if key == "arena" else max(0.0, x + extra * (x - shorter.get(key, 0.0))) for key, x in lowered.items()}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ir.units import nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, candidates
+from planner.candidates import Candidate, bases
 from planner.evaluate import Evaluated, Evaluator
 from planner.single import OPTIMIZERS
 
@@ -51,11 +51,11 @@ def _changes(evaluator: Evaluator) -> Iterator[tuple[str, Evaluator]]:
 
 def _with_seq(evaluator: Evaluator, seq: int) -> Evaluator:
     bounds = evaluator.bounds
-    return replace(evaluator, bounds=Bounds(bounds.model, seq, bounds.dtype, bounds.cost), _tables={}, _joints={})
+    return replace(evaluator, bounds=Bounds(bounds.model, seq, bounds.dtype, bounds.cost))
 
 
 def _space(evaluator: Evaluator) -> list[Candidate]:
-    return list(candidates(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
+    return list(bases(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
 
 
 def _smallest(evaluator: Evaluator) -> Evaluated | None:
