@@ -181,6 +181,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
     p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(default: adamw)")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help="what the plan must keep, of dp tp pp mbs schedule recompute zero sp")
+    p.add_argument("--stages", metavar="LAYOUT", default=None, help="blocks of each pipeline stage, as in 11,10,11, or Megatron-LM's Et*3|(tt|)*4|L")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 

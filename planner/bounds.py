@@ -23,13 +23,17 @@ GATHERED = 0.8
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of the candidates for one model, sequence length and dtype on one cluster. Graphs and kernel times are kept from one question to the next."""
+    """Of the candidates for one model, sequence length and dtype on one cluster. Graphs and kernel times are kept from one question to the next.
+
+    `given`: the stages, `rows`: the orders, where the user has given them.
+    """
 
     model: Model
     seq: int
     dtype: str
     cost: CostModel
-    layout: tuple[tuple[int, int], ...] = ()
+    given: tuple[tuple[int, int], ...] = ()
+    rows: tuple[str, ...] = ()
     _graphs: dict[int, Graph] = field(default_factory=dict)
     _layers: dict[tuple[int, bool], Sequence[float]] = field(default_factory=dict)
     _cuts: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(default_factory=dict)
@@ -40,14 +44,11 @@ class Bounds:
             self._graphs[microbatch] = self.model.graph(microbatch, self.seq, self.dtype)
         return self._graphs[microbatch]
 
-    def stages(self, num_ranks: int, num_chunks: int = 1, schedule: str = "1f1b", rows: tuple[str, ...] = ()) -> tuple[tuple[int, int], ...]:
-        """[first, last) of every stage, cut by the layers' floating point operations; where ranks hold several stages, so that the ranks are even.
-
-        `rows`: the orders of a schedule of one's own. `layout`, where the user has given one, decides.
-        """
-        if self.layout:
-            return self.layout
-        rank = tuple(rank_of(schedule, rows, i, num_ranks) for i in range(num_ranks * num_chunks))
+    def stages(self, num_ranks: int, num_chunks: int = 1, schedule: str = "1f1b") -> tuple[tuple[int, int], ...]:
+        """[first, last) of every stage, cut by the layers' floating point operations, so that ranks that hold several are even; as the user says, if so."""
+        if self.given:
+            return self.given
+        rank = tuple(rank_of(schedule, self.rows, i, num_ranks) for i in range(num_ranks * num_chunks))
         if rank not in self._cuts:
             self._cuts[rank] = cut_for_ranks(layer_flops(self.graph(1)), rank)
         return self._cuts[rank]

@@ -16,6 +16,7 @@ from ir.errors import InputError, PlanError
 from ir.graph import Graph
 from planner.orders import OWN, table_fix
 from planner.schedules import SCHEDULES, schedule
+from planner.stages import parse_layout
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
 """What `--fix` may hold besides tensor placements."""
@@ -77,6 +78,21 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         raise PlanError(f"--fix pp={out.get('pp', 1)},vpp={out.get('vpp', 1)}: `{graph.name}` has {blocks} blocks, so pp x vpp can be 1 to {blocks}")
     _check_batch(out, batch)
     return out
+
+
+def fix_stages(fix: Mapping[str, Any], text: str, graph: Graph) -> dict[str, Any]:
+    """`fix` with the stages of a layout as `planner.stages.parse_layout` reads it, and with pp and vpp as they follow. Raises InputError or PlanError."""
+    stages = parse_layout(text, graph.num_layers)
+    out = {**fix, "stages": stages}
+    pp, vpp = fix.get("pp"), fix.get("vpp")
+    if pp is None:
+        pp = len(stages) // vpp if vpp else len(stages)
+    vpp = vpp or max(1, len(stages) // pp)
+    if pp * vpp != len(stages):
+        raise PlanError(f"--stages {text} has {len(stages)} stages; --fix says pp={pp}, vpp={vpp}: pp x vpp must be {len(stages)}")
+    if vpp > 1:
+        schedule(out.setdefault("schedule", "interleaved")).num_chunks(vpp)
+    return out | {"pp": pp, "vpp": vpp}
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -159,7 +175,7 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             num_microbatches = batch // (dp * mbs)
             name = fix.get("schedule", "1f1b")
             vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
-            if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
+            if pp * vpp <= blocks + 2 and (pp * vpp <= blocks or "stages" in fix) and _is_legal(name, pp, num_microbatches, vpp, fix):
                 for recompute in [fix["recompute"]] if "recompute" in fix else ["none", "full"]:
                     yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
 
@@ -173,12 +189,17 @@ def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[
         if name == base.schedule or known.copies > 1 or (known.chunks is None and name == "interleaved-megatron"):
             continue  # Megatron's interleaving takes the same orders at fewer sizes
         for vpp in WIDTHS if known.chunks is None else (known.chunks,):
+            if "stages" in fix and len(fix["stages"]) != base.pp * vpp:
+                continue
             if base.pp * vpp <= graph.num_layers - 2 and not known.refuse(base.pp, base.num_microbatches, vpp):
                 yield replace(base, schedule=name, vpp=vpp)
-    yield replace(base, schedule="auto")
+    if "stages" not in fix or len(fix["stages"]) == base.pp:
+        yield replace(base, schedule="auto")
 
 
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:
+    if "stages" in fix and len(fix["stages"]) != pp * vpp:
+        return False
     if name in OWN:
         return bool(fix.get("num_microbatches", num_microbatches) == num_microbatches)
     return not schedule(name).refuse(pp, num_microbatches, vpp)

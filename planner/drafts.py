@@ -65,9 +65,9 @@ class Drafts:
 
     def plan(self, c: Candidate, price: float = 0.0) -> Plan:
         """The whole plan, but for its layout."""
-        graph, rows = self.bounds.graph(c.mbs * c.dp), self.fix.get("orders", ())
+        graph, rows = self.bounds.graph(c.mbs * c.dp), self.bounds.rows
         stages = tuple(
-            Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule, rows))
+            Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule))
         )
         placed = self.place(c, price, graph)
         return self._plan(c, placed, stages, c.num_microbatches, block_layers(graph) if c.recompute == "full" else (), c.schedule, rows)
@@ -95,9 +95,8 @@ class Drafts:
 
     def pipeline(self, c: Candidate, price: float, splits: bool) -> Pipeline:
         """The candidate's stages, priced. `splits`: whether its weight gradients are held back."""
-        rows = self.fix.get("orders", ())
-        cuts = self.bounds.stages(c.pp, c.vpp, c.schedule, rows)
-        rank = tuple(rank_of(c.schedule, rows, i, c.pp) for i in range(len(cuts)))
+        cuts = self.bounds.stages(c.pp, c.vpp, c.schedule)
+        rank = tuple(rank_of(c.schedule, self.bounds.rows, i, c.pp) for i in range(len(cuts)))
         folded = fold_stages(self._chain(c).classes, cuts)
         costs = self._kinds(c, price, splits, folded)
         shorter = costs if folded.is_whole else self._kinds(c, price, splits, folded, shorter=True)

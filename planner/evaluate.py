@@ -106,7 +106,7 @@ class Evaluator:
         """The draft at this price of memory."""
         if c.schedule in OWN:
             pipeline = self.drafts.pipeline(c, price, splits=True)
-            rows = self.fix.get("orders") or rows_of(self._auto(pipeline))
+            rows = self.bounds.rows or rows_of(self._auto(pipeline))
             step = pipeline.step(c.schedule, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
             return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows)
         step = self.drafts.pipeline(c, price, schedule(c.schedule).splits).step(c.schedule)

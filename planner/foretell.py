@@ -20,7 +20,7 @@ from planner.orders import OWN
 from planner.pipeline_costs import repeats, sizes
 from planner.summary import documented
 from simulator.cost import CostModel
-from simulator.engine import simulate
+from simulator.figures import figures
 from simulator.memory import Ledger
 
 SHARED = "shared"
@@ -55,7 +55,7 @@ class Figures:
 def foretell(model: Model, cost: CostModel, plan: Plan, small: int = SMALL) -> dict[str, Any]:
     """Under the keys of the command's documents."""
     cluster = cost.cluster
-    found = _Folding(model, cost, plan, small).figures()
+    found = _Folding(model, cost, plan, small).run()
     memory = Ledger(found.memory, {}, {rank: cluster.devices[rank].usable_bytes for rank in found.memory})
     return documented(model, cluster, plan, found.step_s, found.parts, found.comm, memory)
 
@@ -67,7 +67,7 @@ class _Folding:
     plan: Plan
     small: int
 
-    def figures(self) -> Figures:
+    def run(self) -> Figures:
         plan, layers = self.plan, Layers(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype))
         if plan.num_microbatches * len(layers.graph.nodes) <= self.small or "num_cores" in self.cost.cluster.profile:
             return self._over_microbatches(layers, plan, 0)
@@ -96,9 +96,8 @@ class _Folding:
             recompute=tuple(i for i, layer in enumerate(kept) if layer in again),
         )  # fmt: skip
         program = write(joint_graph(graph, short), short, representatives(plan, self.cost.cluster))
-        timeline = simulate(program, self.cost, steps=2)
-        comm = tuple(row.to_json() for row in timeline.communication(program))
-        return Figures(timeline.step_s, timeline.breakdown(program), comm, _held(program))
+        told = figures(program, self.cost)
+        return Figures(told.step_s, told.parts, tuple(row.to_json() for row in told.comm), _held(program))
 
 
 def _held(program: Program) -> Mapping[int, Mapping[str, float]]:

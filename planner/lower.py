@@ -150,6 +150,7 @@ class _Writer:
         self.splits = any(slot.kind in "IW" for slot in slots)
         self.all_tasks = (*self._tasks("begin"), *(t for s in sorted({slot.stage for slot in slots}) for t in self._stage(s)), *self._tasks("end"))
         self.lives = self._lives()
+        self.credits: dict[_Life, int] = {}
         self.kernels: dict[tuple[Any, ...], Work] = {}
 
     def _tasks(self, part: str, stage: int | None = None) -> tuple[Task, ...]:
@@ -206,9 +207,11 @@ class _Writer:
         if value.clock == "step":
             return 1
         life, m = self.lives[value.name], self.plan.num_microbatches
-        kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
-        waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
-        return min(max(kept + life.is_in_transit, waiting), m)
+        if life not in self.credits:
+            kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
+            waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
+            self.credits[life] = min(max(kept + life.is_in_transit, waiting), m)
+        return self.credits[life]
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]
@@ -229,20 +232,33 @@ class _Writer:
         """What each queue fires, in order: receives in the order in which their senders come to them, all else as the schedule runs the passes."""
         found: dict[Queue, list[Firing]] = {}
         received: dict[Queue, list[tuple[int, Firing]]] = {}
+        named: dict[tuple[int, str], list[tuple[list[Firing] | None, str, Queue, Pass]]] = {}
 
-        def fire(tasks: Sequence[Task], microbatch: int) -> None:
+        def name(tasks: Sequence[Task]) -> list[tuple[list[Firing] | None, str, Queue, Pass]]:
+            listed = []
             for t in tasks:
-                firing = (self._at(t.name, rank), microbatch)
+                queue = (rank, t.queue)
                 if t.kind == "recv":
-                    found.setdefault((rank, t.queue), [])
-                    received.setdefault((rank, t.queue), []).append((self.moments[(t.peers[0], t.part), microbatch], firing))
+                    found.setdefault(queue, [])
+                    received.setdefault(queue, [])
+                    listed.append((None, self._at(t.name, rank), queue, (t.peers[0], t.part)))
                 elif self._has(t, rank):
-                    found.setdefault((rank, t.queue), []).append(firing)
+                    listed.append((found.setdefault(queue, []), self._at(t.name, rank), queue, (t.stage, t.part)))
+            return listed
 
-        fire(self._tasks("begin"), 0)
+        def fire(tasks: Sequence[tuple[list[Firing] | None, str, Queue, Pass]], microbatch: int) -> None:
+            for order, actor, queue, sent in tasks:
+                if order is None:
+                    received[queue].append((self.moments[sent, microbatch], (actor, microbatch)))
+                else:
+                    order.append((actor, microbatch))
+
+        fire(name(self._tasks("begin")), 0)
         for stage, kind, microbatch in self.slots:
-            fire(self._backward(stage) if kind == "B" else self._tasks(kind, stage), microbatch)
-        fire(self._tasks("end"), 0)
+            if (stage, kind) not in named:
+                named[stage, kind] = name(self._backward(stage) if kind == "B" else self._tasks(kind, stage))
+            fire(named[stage, kind], microbatch)
+        fire(name(self._tasks("end")), 0)
         found |= {queue: [firing for _, firing in sorted(order, key=lambda x: x[0])] for queue, order in received.items()}
         return {queue: tuple(order) for queue, order in found.items()}
 

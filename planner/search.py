@@ -21,7 +21,7 @@ from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
 from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, bases, parse_fix, variants
+from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.reasons import why
@@ -74,11 +74,11 @@ class Result:
 
 def plan(
     model: Model, cluster: Cluster, *, batch: int, seq: int, dtype: str = "bfloat16", optimizer: str | Mapping[str, Any] = "adamw", top: int = 5,
-    fix: Mapping[str, Any] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress | None = None,
+    fix: Mapping[str, Any] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress | None = None, stages: str | None = None,
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
+    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_layout` reads it. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
     (nothing yet: the search goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans and what would help
     when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
@@ -87,7 +87,7 @@ def plan(
     settings = OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
     if settings is None:
         raise PlanError(f"optimizer `{optimizer}` is not known; known are {', '.join(OPTIMIZERS)}")
-    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), settings, fix or {}, memory_fraction)
+    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), settings, fix or {}, memory_fraction, stages)
     space = list(bases(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")
@@ -106,12 +106,16 @@ def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str,
 
 
 def _evaluator(
-    model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float
-) -> Evaluator:
+    model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float,
+    stages: str | None = None,
+) -> Evaluator:  # fmt: skip
     if not any(d.flops_per_s.get(dtype, 0.0) for d in cluster.devices):
         raise PlanError(f"the devices of `{cluster.name}` have no rate for {dtype}; they have {', '.join(cluster.devices[0].flops_per_s)}")
     bounds = Bounds(model, seq, dtype, CostModel(cluster))
-    return Evaluator(bounds, cluster, batch, optimizer, parse_fix(fix, cluster.num_devices, batch, bounds.graph(1)), memory_fraction)
+    keep = parse_fix(fix, cluster.num_devices, batch, bounds.graph(1))
+    keep = fix_stages(keep, stages, bounds.graph(1)) if stages else keep
+    bounds = replace(bounds, given=keep.get("stages", ()), rows=keep.get("orders", ()))
+    return Evaluator(bounds, cluster, batch, optimizer, keep, memory_fraction)
 
 
 def _ordered(bounds: Bounds, space: Sequence[Candidate]) -> list[Candidate]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from ir.errors import PlanError
+from ir.errors import InputError, PlanError
 
 
 def cut(weights: Sequence[float], num_stages: int) -> tuple[tuple[int, int], ...]:
@@ -64,6 +65,40 @@ def cut_for_ranks(weights: Sequence[float], rank: Sequence[int]) -> tuple[tuple[
         if not len(near) or loads[k].tolist() >= best:
             return tuple(itertools.pairwise(cuts))
         best, cuts = loads[k].tolist(), near[k].tolist()
+
+
+def parse_layout(text: str, num_layers: int) -> tuple[tuple[int, int], ...]:
+    """[first, last) of the stages that a text gives: blocks a stage, `11,10,11`, the embedding in the first and the head in the last; or Megatron-LM's
+    `Et*3|(tt|)*4|L`, where E is the embedding, t a block, L the head, `|` parts stages, and `*n` repeats a letter or a group.
+
+    `num_layers` counts embedding and head. Raises InputError where the text cannot be read, PlanError where it is for another number of blocks.
+
+    >>> parse_layout("3,4,3", 12), parse_layout("Et*3|(tt|)*3tL", 12)
+    (((0, 4), (4, 8), (8, 12)), ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12)))
+    """
+    plain = re.sub(r"\s", "", text)
+    if re.fullmatch(r"\d+(,\d+)*", plain):
+        words = ["t" * int(n) for n in plain.split(",")]
+        words = ["E" + words[0], *words[1:]]
+        words[-1] += "L"
+    else:
+        words = [part for part in _written_out(plain, text).split("|") if part]
+    if "".join(words).strip("EL").strip("t") or not "".join(words).startswith("E") or not words[-1].endswith("L"):
+        raise InputError(f"--stages {text}: give blocks a stage, as in 11,10,11, or letters E (embedding), t (block), L (head), as in Et*3|(tt|)*4|L")
+    found = sum(map(len, words))
+    if found != num_layers or not all(words):
+        raise PlanError(f"--stages {text} has {found - 2} blocks in {len(words)} stages; the model has {num_layers - 2}, and no stage may be empty")
+    cuts = list(itertools.accumulate(map(len, words), initial=0))
+    return tuple(itertools.pairwise(cuts))
+
+
+def _written_out(plain: str, text: str) -> str:
+    """A layout with its repetitions written out."""
+    while "*" in plain:
+        plain, num = re.subn(r"(?:\(([^()]*)\)|([EtL|]))\*(\d{1,4})", lambda m: (m[1] or m[2] or "") * int(m[3]), plain)
+        if not num:
+            raise InputError(f"--stages {text}: `*` repeats the letter or the group in parentheses before it, as in t*3 or (tt|)*4")
+    return plain.replace("(", "").replace(")", "").replace(",", "")
 
 
 def _loads(total: np.ndarray, rank: np.ndarray, cuts: np.ndarray) -> np.ndarray:
