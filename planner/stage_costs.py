@@ -110,12 +110,21 @@ def stage_costs(program: Program, cost: CostModel, graph: Graph, stages: Sequenc
         alone = ranks.count(rank) == 1
         actors = [a for a in program.actors if a.rank == rank]
         mine = [a for a in actors if a.clock == "microbatch" and first <= a.layer < last]
-        once = [a for a in actors if a.clock == "step" and (alone or first <= of_param.get(a.origin, fallback) < last)]
+        once = [a for a in actors if a.clock == "step" and (alone or first <= of_param.get(_param(a.origin), fallback) < last)]
         here = {a.name for a in (*mine, *once)}
         order = [name for name, _ in program.orders.get((rank, COMPUTE), ()) if name in here]
         registers = [r for r in program.registers if r.rank == rank and writer.get(r.name, "") in here]
         out.append({**_seconds(mine, once, order, seconds), **_nbytes(registers, mine)})
     return tuple(out)
+
+
+def _param(origin: str) -> str:
+    """The parameter that an actor of the update is for: its origin is the parameter, or a gradient of it.
+
+    >>> _param("d.wte.weight@wte.dtable@acc")
+    'wte.weight'
+    """
+    return origin.removeprefix("d.").partition("@")[0]
 
 
 def _seconds(mine: Sequence[Actor], once: Sequence[Actor], order: Sequence[str], seconds: Mapping[str, tuple[float, float]]) -> dict[Key, float]:
