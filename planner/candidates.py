@@ -183,7 +183,7 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
 def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[Candidate]:
     """The point itself, and where the schedule is open, the point under every other schedule that it can run."""
     yield base
-    if "schedule" in fix or base.pp == 1 or base.num_microbatches == 1:
+    if "schedule" in fix or base.pp == 1:
         return
     for name, known in SCHEDULES.items():
         if name == base.schedule or known.copies > 1 or (known.chunks is None and name == "interleaved-megatron"):

@@ -121,8 +121,8 @@ class Drafts:
 
     def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.pp, c.mbs, c.recompute, folded.layers())
-        placed = self._placement(c, price, where)
+        where = (c.dp, c.tp, c.pp, c.mbs, c.recompute, folded.kinds)
+        placed = self._placement(c, price, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
             graph = self._graph(c, folded.layers(shorter))
@@ -131,11 +131,11 @@ class Drafts:
             self._costs[key] = stage_costs(program, self.bounds.cost, graph, [(s.ranks[0], (s.first, s.last)) for s in stages])
         return self._costs[key]
 
-    def _placement(self, c: Candidate, price: float, where: tuple[Any, ...]) -> int:
+    def _placement(self, c: Candidate, price: float, graph: Graph, where: tuple[Any, ...]) -> int:
         """The number of the draft's placement: two prices that lead to the same decisions share all that follows from them."""
         key = (*where, price, self._in_flight(c) if price else 1)
         if key not in self._numbers:
-            placed = self.place(c, price, self._graph(c, where[-1]))
+            placed = self.place(c, price, graph)
             same = (n for k, n in self._numbers.items() if k[: len(where)] == where and _decides(self._placed[n]) == _decides(placed))
             self._numbers[key] = next(same, len(self._placed))
             if self._numbers[key] == len(self._placed):

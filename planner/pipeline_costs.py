@@ -81,9 +81,17 @@ class Pipeline:
 
     def times(self, splits: bool) -> StageTimes:
         """Where weight gradients are not held back, a backward is one pass, of which the next stage gets the gradient at its end."""
-        f, back = (tuple(s[key] for s in self.stages) for key in ("F", "I" if splits else "B"))
-        hop = tuple(h * (a != b) for h, a, b in zip(self.hop_s, self.rank, self.rank[1:], strict=False))
-        return StageTimes(f, back, tuple(s["W"] if splits else 0.0 for s in self.stages), hop, self.rank)
+        f = tuple(s["F"] for s in self.stages)
+        back = tuple(s["I"] if splits else self._mean_s(s, "B") for s in self.stages)
+        hop = tuple(
+            h + 0.5 * (one["arrival I"] + other["arrival F"]) if a != b else 0.0
+            for h, one, other, a, b in zip(self.hop_s, self.stages, self.stages[1:], self.rank, self.rank[1:], strict=False)
+        )
+        return StageTimes(f, back, tuple(self._mean_s(s, "W") if splits else 0.0 for s in self.stages), hop, self.rank)
+
+    def _mean_s(self, stage: StageCost, key: str) -> float:
+        """Seconds of a pass that accumulates, over the microbatches of a step."""
+        return stage[key] - (stage[key] - stage[f"first {key}"]) / self.num_microbatches
 
     def step(self, name: str, orders: Orders | None = None) -> Step:
         """Under a schedule of the catalogue, or under orders of one's own."""
@@ -128,7 +136,7 @@ class Pipeline:
         """The bound of `simulator.estimate`."""
         m = self.num_microbatches
         once = sum(self._by_rank(key) for key in ("begin", "reduce", "update"))
-        passes = self._by_rank("F") + (self._by_rank("back") if not splits else np.maximum(self._by_rank("I"), self._by_rank("W")))
+        passes = self._by_rank("F") + (self._by_rank("first B") if not splits else np.maximum(self._by_rank("I"), self._by_rank("W")))
         queues: dict[tuple[int, str], float] = {}
         for s, rank in zip(self.stages, self.rank, strict=True):
             for key, seconds in s.items():
@@ -137,7 +145,7 @@ class Pipeline:
         busy = max(max(queues.values(), default=0.0), *((m * passes + once) if not splits else [0.0]))
         if self.num_chunks > 1 or splits or name in OWN:
             return float(busy)
-        f, back = ([s[key] for s in self.stages] for key in ("F", "back"))
+        f, back = ([s[key] for s in self.stages] for key in ("F", "first B"))
         return max(float(busy), pipeline_lower_bound(f, back, m, hop_s=self.hop_s, once_s=[float(once[0]), *[0.0] * (len(f) - 1)]))
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------------------

@@ -36,8 +36,9 @@ class Life(NamedTuple):
 Key = str | tuple[str, ...] | Life
 
 StageCost = Mapping[Key, float]
-"""Seconds: `F`, `I`, `W`, `back` (I and W without what is added to other microbatches'), `begin`, `reduce`, `update`; ("microbatch" | "step", queue) busy ones.
-Bytes: ("held", class), `arena`, each Life, and `sent` to the next stage."""
+"""Seconds: `F`, `I`, `W`, `B` (I and W as one pass), `first W` and `first B` (of a step's first microbatch, which adds to no other's gradients), `arrival F` and
+`arrival I` (of what another stage has sent), `begin`, `reduce`, `update`; ("microbatch" | "step", queue) busy ones. Bytes: ("held", class), `arena`, each Life,
+and `sent` to the next stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,21 @@ def stage_costs(program: Program, cost: CostModel, graph: Graph, stages: Sequenc
         fallback = first if rank not in ranks[:i] else -1
         alone = ranks.count(rank) == 1
         actors = [a for a in program.actors if a.rank == rank]
-        mine = [a for a in actors if a.clock == "microbatch" and first <= a.layer < last]
+        held = [layers for r, layers in stages if r == rank]
+        mine = [a for a in actors if a.clock == "microbatch" and _stage_of(a, held) == (first, last)]
         once = [a for a in actors if a.clock == "step" and (alone or first <= of_param.get(_param(a.origin), fallback) < last)]
         here = {a.name for a in (*mine, *once)}
         order = [name for name, _ in program.orders.get((rank, COMPUTE), ()) if name in here]
         registers = [r for r in program.registers if r.rank == rank and writer.get(r.name, "") in here]
         out.append({**_seconds(mine, once, order, seconds), **_nbytes(registers, mine)})
     return tuple(out)
+
+
+def _stage_of(actor: Actor, held: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The stage that an actor works for: that of its layer; what comes from another stage's layer is for the next one in the direction of its pass."""
+    if actor.phase == "F":
+        return next((s for s in held if actor.layer < s[1]), held[-1])
+    return next((s for s in reversed(held) if actor.layer >= s[0]), held[0])
 
 
 def _param(origin: str) -> str:
@@ -133,8 +142,9 @@ def _seconds(mine: Sequence[Actor], once: Sequence[Actor], order: Sequence[str],
     plain = [(a, seconds[a.name][0]) for a in mine]
     back = [(a, s) for a, s in timed if PASS_OF[a.phase] != "F"]
     out: dict[Key, float] = {p: wait_free_s([(a, s) for a, s in timed if PASS_OF[a.phase] == p]) for p in "FIW"}
-    out["B"] = wait_free_s(back)
-    out["back"] = wait_free_s([(a, s) for a, s in plain if PASS_OF[a.phase] != "F"])
+    out |= {"B": wait_free_s(back), "first B": wait_free_s([(a, s) for a, s in plain if PASS_OF[a.phase] != "F"])}
+    out |= {"first W": wait_free_s([(a, s) for a, s in plain if PASS_OF[a.phase] == "W"])}
+    out |= {f"arrival {p}": _arrival_s([(a, s) for a, s in plain if PASS_OF[a.phase] == p]) for p in "FI"}
     begin_s, reduce_s, update_s = step_seconds(plain, [(a, seconds[a.name][0]) for a in once], order)
     out |= {"begin": begin_s, "reduce": reduce_s, "update": update_s}
     for clock, actors in (("microbatch", mine), ("step", once)):
@@ -142,6 +152,19 @@ def _seconds(mine: Sequence[Actor], once: Sequence[Actor], order: Sequence[str],
             out[clock, a.queue] = out.get((clock, a.queue), 0.0) + seconds[a.name][0]
     out["sent"] = sum(a.work.nbytes for a in mine if a.work.kind == "send" and a.phase == "F")
     return out
+
+
+def _arrival_s(firings: Sequence[tuple[Actor, float]]) -> float:
+    """Seconds that collectives take on what has just been received, before any kernel can read it."""
+    fresh: set[str] = set()
+    total = 0.0
+    for a, seconds in firings:
+        if a.work.kind == "recv":
+            fresh.update(a.writes)
+        elif a.work.kind == "collective" and a.reads and fresh.issuperset(a.reads):
+            fresh.update(a.writes)
+            total += seconds
+    return total
 
 
 def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key, float]:

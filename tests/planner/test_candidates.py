@@ -31,7 +31,7 @@ def brute(num_devices: int, batch: int) -> set[Candidate]:
 
 def brute_schedules(pp: int, m: int) -> list[tuple[str, int]]:
     """(schedule, stages a rank): every one whose orders can be written, on four blocks."""
-    if pp == 1 or m == 1:
+    if pp == 1:
         return [("1f1b", 1)]
     found = [("auto", 1)]
     for name, known in SCHEDULES.items():
