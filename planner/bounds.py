@@ -16,7 +16,6 @@ from planner.pricing import work_of
 from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
 
-
 GATHERED = 0.8
 """Share of a device that whole parameters and gradients may fill by the guess; above it they are split."""
 

@@ -66,9 +66,7 @@ class Drafts:
     def plan(self, c: Candidate, price: float = 0.0) -> Plan:
         """The whole plan, but for its layout."""
         graph, rows = self.bounds.graph(c.mbs * c.dp), self.bounds.rows
-        stages = tuple(
-            Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule))
-        )
+        stages = tuple(Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule)))
         placed = self.place(c, price, graph)
         return self._plan(c, placed, stages, c.num_microbatches, block_layers(graph) if c.recompute == "full" else (), c.schedule, rows)
 
@@ -102,9 +100,7 @@ class Drafts:
         shorter = costs if folded.is_whole else self._kinds(c, price, splits, folded, shorter=True)
         stages = tuple(lengthened(costs[k], shorter[k], extra) for k, extra in zip(folded.kind, folded.extra, strict=True))
         first = tuple(self._ranks(c, site)[0] for site in range(c.pp))
-        hops = tuple(
-            self.bounds.cost.p2p_s(s["sent"], first[a], first[b]) if a != b else 0.0 for s, a, b in zip(stages, rank, rank[1:], strict=False)
-        )
+        hops = tuple(self.bounds.cost.p2p_s(s["sent"], first[a], first[b]) if a != b else 0.0 for s, a, b in zip(stages, rank, rank[1:], strict=False))
         return Pipeline(stages, rank, hops, first, c.num_microbatches, self.optimizer.get("max_norm", 0.0) > 0 and self.cluster.num_devices > 1, self.cluster)
 
     def _chain(self, c: Candidate) -> Layers:
@@ -161,5 +157,7 @@ def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -
     for site in dict.fromkeys(sites):
         mine = [i for i, ranks in enumerate(sites) if ranks == site]
         back = "{0}I{1} {0}W{1}" if splits else "{0}B{1}"
-        rows.append(" ".join(f"{s}F{m}" if way else back.format(s, m) for m in range(num_microbatches) for way in (1, 0) for s in (mine if way else mine[::-1])))
+        rows.append(
+            " ".join(f"{s}F{m}" if way else back.format(s, m) for m in range(num_microbatches) for way in (1, 0) for s in (mine if way else mine[::-1]))
+        )
     return tuple(rows)

@@ -137,6 +137,10 @@ class _Life:
     sent: Pass | None
 
 
+_Named = tuple[list[Firing] | None, str, Queue, Pass]
+"""A task of a rank: the order that it joins, none for a receive, its actor, its queue, and the pass that it belongs to, of a receive that of its sender."""
+
+
 class _Writer:
     """Writes one site's tasks out for its ranks."""
 
@@ -232,10 +236,10 @@ class _Writer:
         """What each queue fires, in order: receives in the order in which their senders come to them, all else as the schedule runs the passes."""
         found: dict[Queue, list[Firing]] = {}
         received: dict[Queue, list[tuple[int, Firing]]] = {}
-        named: dict[tuple[int, str], list[tuple[list[Firing] | None, str, Queue, Pass]]] = {}
+        named: dict[tuple[int, str], list[_Named]] = {}
 
-        def name(tasks: Sequence[Task]) -> list[tuple[list[Firing] | None, str, Queue, Pass]]:
-            listed = []
+        def name(tasks: Sequence[Task]) -> list[_Named]:
+            listed: list[_Named] = []
             for t in tasks:
                 queue = (rank, t.queue)
                 if t.kind == "recv":
@@ -246,7 +250,7 @@ class _Writer:
                     listed.append((found.setdefault(queue, []), self._at(t.name, rank), queue, (t.stage, t.part)))
             return listed
 
-        def fire(tasks: Sequence[tuple[list[Firing] | None, str, Queue, Pass]], microbatch: int) -> None:
+        def fire(tasks: Sequence[_Named], microbatch: int) -> None:
             for order, actor, queue, sent in tasks:
                 if order is None:
                     received[queue].append((self.moments[sent, microbatch], (actor, microbatch)))

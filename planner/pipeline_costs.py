@@ -18,7 +18,7 @@ from planner.orders import OWN
 from planner.schedules import Orders, schedule
 from planner.schedules.pipe import Pipe, StageTimes
 from planner.schedules.retime import retime
-from planner.stage_costs import Life, StageCost
+from planner.stage_costs import Busy, Held, Life, StageCost
 from simulator.estimate import pipeline_lower_bound
 from simulator.memory import Ledger
 
@@ -97,7 +97,7 @@ class Pipeline:
         """Under a schedule of the catalogue, or under orders of one's own."""
         splits = any(slot.kind in "IW" for row in orders for slot in row) if orders is not None else schedule(name).splits
         step_s = self._own_s(orders, splits) if orders is not None else self._step_s(name, splits)
-        busy_s = self.num_microbatches * sum(self._by_rank(key) for key in "FB") + sum(self._by_rank(key) for key in ("begin", "reduce", "update"))
+        busy_s = self.num_microbatches * self._by_rank("F", "B") + self._by_rank("begin", "reduce", "update")
         return Step(step_s, min(step_s, self.floor_s(name, splits)), float(busy_s.max()), self.memory(name, orders))
 
     # ---- time --------------------------------------------------------------------------------------------------------------------------------------
@@ -127,21 +127,22 @@ class Pipeline:
             return float((ends + reduce_s).max() + (update + begin - starts[0, :, 0]).max())
         return float((ends + reduce_s + update + begin - starts[0, :, 0]).max())
 
-    def _by_rank(self, key: str) -> np.ndarray:
+    def _by_rank(self, *keys: str) -> np.ndarray:
+        """By pipeline rank the sum of these of its stages."""
         out = np.zeros(self.num_ranks)
-        np.add.at(out, list(self.rank), [s[key] for s in self.stages])
+        np.add.at(out, list(self.rank), [sum(s[key] for key in keys) for s in self.stages])
         return out
 
     def floor_s(self, name: str, splits: bool) -> float:
         """The bound of `simulator.estimate`."""
         m = self.num_microbatches
-        once = sum(self._by_rank(key) for key in ("begin", "reduce", "update"))
+        once = self._by_rank("begin", "reduce", "update")
         passes = self._by_rank("F") + (self._by_rank("first B") if not splits else np.maximum(self._by_rank("I"), self._by_rank("W")))
         queues: dict[tuple[int, str], float] = {}
         for s, rank in zip(self.stages, self.rank, strict=True):
             for key, seconds in s.items():
-                if isinstance(key, tuple) and key[0] in ("microbatch", "step"):
-                    queues[rank, str(key[1])] = queues.get((rank, str(key[1])), 0.0) + seconds * (m if key[0] == "microbatch" else 1)
+                if isinstance(key, Busy):
+                    queues[rank, key.queue] = queues.get((rank, key.queue), 0.0) + seconds * (m if key.clock == "microbatch" else 1)
         busy = max(max(queues.values(), default=0.0), *((m * passes + once) if not splits else [0.0]))
         if self.num_chunks > 1 or splits or name in OWN:
             return float(busy)
@@ -161,8 +162,8 @@ class Pipeline:
             for key, nbytes in s.items():
                 if isinstance(key, Life):
                     mine[key.memory] = mine.get(key.memory, 0.0) + nbytes * self._slots(key, number, name, orders)
-                elif isinstance(key, tuple) and key[0] == "held":
-                    mine[key[1]] = mine.get(key[1], 0.0) + nbytes
+                elif isinstance(key, Held):
+                    mine[key.memory] = mine.get(key.memory, 0.0) + nbytes
         return Ledger(held, {}, {d: self.cluster.devices[d].usable_bytes for d in self.devices})
 
     def room(self, memory_fraction: float) -> tuple[float, ...]:
@@ -173,7 +174,7 @@ class Pipeline:
                 if isinstance(key, Life):
                     stays = any(p != key.written for p in key.read)
                     (saved if stays else other)[rank] += nbytes * (1 if stays else 1 + key.in_transit)
-                elif isinstance(key, tuple) and key[0] == "held":
+                elif isinstance(key, Held):
                     other[rank] += nbytes
             other[rank] += s["arena"]
         usable = np.array([self.cluster.devices[d].usable_bytes for d in self.devices])
@@ -208,10 +209,9 @@ def most_kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int,
     """Microbatches of a stage for which pass `written` has begun and not all of `read` have ended, at most; counted over few, and the rest as the last ones."""
     first, more = sizes(num_ranks, num_microbatches)
     rank = schedule(name).rank_of(stage, num_ranks)
-    found = [
-        in_flight(_orders(name, num_ranks, m, num_chunks)[rank], (stage, written), [(stage, p) for p in read]) for m in ((first, first + more) if more else (first,))
-    ]  # fmt: skip
-    return found[0] + ((num_microbatches - first) / more * (found[1] - found[0]) if more else 0.0)
+    passes = [(stage, p) for p in read]
+    here, then = (in_flight(_orders(name, num_ranks, m, num_chunks)[rank], (stage, written), passes) for m in (first, first + more))
+    return here + ((num_microbatches - first) / more * (then - here) if more else 0.0)
 
 
 def repeats(name: str, num_ranks: int, num_microbatches: int) -> bool:

@@ -78,8 +78,9 @@ def plan(
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_layout` reads it. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
-    (nothing yet: the search goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans and what would help
+    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_layout` reads it. After `budget_s`
+    seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe (nothing yet: the search goes on until something fits, and the interrupt
+    goes to the caller). Raises DoesNotFit with the nearest plans and what would help
     when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
     if top < 1:

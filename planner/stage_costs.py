@@ -1,7 +1,7 @@
 """What one stage of a pipeline costs, told from a program of few layers: seconds of its passes, what comes once a step, bytes of every kind of life.
 
-Stages with the same layers are one kind. Of a run of equal layers four are lowered, and three: what the fourth adds, every further one adds as well (law: a folded
-plan costs what the whole one does). Seconds are those of a rank that runs its passes one after another, each on its own, as in `simulator.estimate`.
+Stages with the same layers are one kind. Of a run of equal layers four are lowered, and three: what the fourth adds, every further one adds as well (law: a
+folded plan costs what the whole one does). Seconds are those of a rank that runs its passes one after another, each on its own, as in `simulator.estimate`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,25 @@ class Life(NamedTuple):
     memory: str
 
 
-Key = str | tuple[str, ...] | Life
+class Held(NamedTuple):
+    """Bytes of a class that stay for a whole step."""
+
+    memory: str
+
+
+class Busy(NamedTuple):
+    """Seconds of a queue, once a microbatch or once a step."""
+
+    clock: str
+    queue: str
+
+
+Key = str | Life | Held | Busy
 
 StageCost = Mapping[Key, float]
-"""Seconds: `F`, `I`, `W`, `B` (I and W as one pass), `first W` and `first B` (of a step's first microbatch, which adds to no other's gradients), `arrival F` and
-`arrival I` (of what another stage has sent), `begin`, `reduce`, `update`; ("microbatch" | "step", queue) busy ones. Bytes: ("held", class), `arena`, each Life,
-and `sent` to the next stage."""
+"""Seconds: `F`, `I`, `W`, `B` (I and W as one pass), `first W` and `first B` (of a step's first microbatch, which adds to no other's gradients), `arrival F`
+and `arrival I` (of what another stage has sent), `begin`, `reduce`, `update`, each Busy. Bytes: each Held, `arena`, one slot of each Life, and `sent` to the
+next stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +162,8 @@ def _seconds(mine: Sequence[Actor], once: Sequence[Actor], order: Sequence[str],
     out |= {"begin": begin_s, "reduce": reduce_s, "update": update_s}
     for clock, actors in (("microbatch", mine), ("step", once)):
         for a in actors:
-            out[clock, a.queue] = out.get((clock, a.queue), 0.0) + seconds[a.name][0]
+            key = Busy(clock, a.queue)
+            out[key] = out.get(key, 0.0) + seconds[a.name][0]
     out["sent"] = sum(a.work.nbytes for a in mine if a.work.kind == "send" and a.phase == "F")
     return out
 
@@ -180,7 +194,8 @@ def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key,
         if r.arena:
             out["arena"] = max(out["arena"], float(r.offset + r.nbytes))
         elif r.clock == "step" or source is None:
-            out["held", r.memory] = out.get(("held", r.memory), 0.0) + r.nbytes * r.credits
+            held = Held(r.memory)
+            out[held] = out.get(held, 0.0) + r.nbytes * r.credits
         else:
             users = readers.get(r.name, [])
             transit = source.work.kind in ("load", "recv") or any(a.work.kind == "send" for a in users)

@@ -119,4 +119,3 @@ def test_ranks_of_a_v_are_even_where_layers_allow_it() -> None:
     cuts = cut_for_ranks(weights, (0, 1, 2, 3, 3, 2, 1, 0))
     assert (cuts[0], cuts[-1]) == ((0, 1), (13, 14))
     assert sorted(b - a for a, b in cuts[1:-1]) == [2] * 6
-
