@@ -20,7 +20,8 @@ import headrace as hr
 from executor.measure import measure, num_cores
 from ir.cluster import Cluster
 from ir.plan import Plan
-from planner.single import OPTIMIZERS, single_device
+from planner.optimizers import OPTIMIZERS
+from planner.single import single_device
 from simulator.cost import CostModel
 from simulator.engine import simulate
 

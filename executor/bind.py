@@ -61,7 +61,7 @@ class Binder:
             raise ProgramError(f"actor `{actor.name}`: {op.sentence} does not fit reads {actor.reads}, updates {actor.updates}, writes {actor.writes}")
         if actor.updates and actor.writes:
             raise ProgramError(f"actor `{actor.name}` both updates {actor.updates} and writes {actor.writes}; an actor does one or the other")
-        if op.random or actor.updates:
+        if op.random or op.stepped or actor.updates:
             return self._stepped(actor, op)
 
         def make(step: int, microbatch: int) -> Callable[[], None]:

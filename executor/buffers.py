@@ -21,7 +21,7 @@ class Buffers:
     """The slots of every register of a program on one backend.
 
     `slots[register]` has one array for each credit; item n lies in slot n % credits. Registers of one rank with the same arena share that arena's bytes,
-    slot i of a register at `offset + i * nbytes`.
+    each slot at its place (`Register.places`).
     """
 
     def __init__(self, program: Program, backend: Backend) -> None:
@@ -33,11 +33,11 @@ class Buffers:
         for register in program.registers:
             _check(register)
             if register.arena:
-                raw, first, stride = arenas[register.rank, register.arena], register.offset, register.nbytes
+                raw, places = arenas[register.rank, register.arena], register.places
             else:
                 stride = -(-register.nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
-                raw, first = self._allocate(stride * register.credits), 0
-            self.slots[register.name] = tuple(backend.view(raw, first + i * stride, register.shape, register.dtype) for i in range(register.credits))
+                raw, places = self._allocate(stride * register.credits), tuple(i * stride for i in range(register.credits))
+            self.slots[register.name] = tuple(backend.view(raw, place, register.shape, register.dtype) for place in places)
 
     def _allocate(self, nbytes: int) -> Array:
         self.nbytes += nbytes if self.backend.has_arrays else 0
@@ -103,11 +103,12 @@ def state_names(program: Program) -> tuple[str, ...]:
 
 
 def holders_of(program: Program, name: str) -> Sequence[Register]:
-    """The registers to read a logical tensor from: those that the optimizer updates, else final gradients, else all that hold it."""
+    """The registers to read a logical tensor from: those that the optimizer updates, else final gradients, else those that are never
+    written (a frozen parameter; what is boxed of it lies in memory that others use too), else all that hold it."""
     here = program.holders.get(name, ())
     if not here:
         whole_shape(program, name)
-    for choice in ([r for r in here if r.name in program.updated], [r for r in here if r.memory == "gradient"], here):
+    for choice in ([r for r in here if r.name in program.updated], [r for r in here if r.memory == "gradient"], [r for r in here if r.initial], here):
         if choice:
             return choice
     raise AssertionError(name)
@@ -124,7 +125,7 @@ def _arena_sizes(program: Program) -> dict[tuple[int, str], int]:
     sizes: dict[tuple[int, str], int] = {}
     for r in program.registers:
         if r.arena:
-            sizes[r.rank, r.arena] = max(sizes.get((r.rank, r.arena), 0), r.offset + r.nbytes * r.credits)
+            sizes[r.rank, r.arena] = max(sizes.get((r.rank, r.arena), 0), *(place + r.nbytes for place in r.places))
     return sizes
 
 
@@ -133,8 +134,9 @@ def _check(register: Register) -> None:
     held = math.prod(register.shape) * itemsize
     if held != register.nbytes:
         raise ProgramError(f"register `{register.name}`: shape {register.shape} of {register.dtype} takes {held} bytes, nbytes is {register.nbytes}")
-    if register.offset % itemsize or register.offset < 0:
-        raise ProgramError(f"register `{register.name}`: offset {register.offset} is no multiple of {itemsize} bytes, the size of {register.dtype}")
+    for offset in (register.offset, *register.offsets):
+        if offset % itemsize or offset < 0:
+            raise ProgramError(f"register `{register.name}`: offset {offset} is no multiple of {itemsize} bytes, the size of {register.dtype}")
     if register.region and tuple(b - a for a, b in register.region) != register.shape:
         raise ProgramError(f"register `{register.name}`: region {register.region} does not have its shape {register.shape}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +25,9 @@ class Data(Protocol):
 
 
 class TextData:
-    """Next-byte prediction: `ids` are `seq` bytes from a random place of the text, `labels` the same moved on by one.
+    """Next-byte prediction: `ids` are `seq` bytes from a random place of the text, `labels` the same moved on by one, `labels2` by two, and so on.
 
+    For an encoder: `source` are the bytes before `ids`, `token_types` 0 in the first half of a sample and 1 in the second, `mask` hides nothing.
     Sample i of a step is the same whatever the plan, the number of ranks or the microbatch it falls into.
     """
 
@@ -43,17 +45,29 @@ class TextData:
         self.seed = seed
 
     def piece(self, name: str, step: int, region: Region) -> np.ndarray:
-        if name not in ("ids", "labels"):
-            raise InputError(f"the program loads an input `{name}`; text gives `ids` and `labels`")
+        moved = _moved(name, self.seq)
         (first, last), (start, stop) = region
-        shift = start + (name == "labels")
+        if name in ("mask", "token_types"):
+            row = np.arange(start, stop) >= self.seq // 2 if name == "token_types" else np.ones(stop - start, bool)
+            return np.broadcast_to(row, (last - first, stop - start)).astype(np.int64)
         begins = np.array([self._begin(step, sample) for sample in range(first, last)])
-        return self.text[begins[:, None] + np.arange(shift, shift + stop - start)].astype(np.int64)
+        return self.text[(begins[:, None] + np.arange(start, stop) + moved) % len(self.text)].astype(np.int64)
 
     def _begin(self, step: int, sample: int) -> int:
         """Where a sample starts: drawn by a counter-based generator whose counter is the sample."""
         draw = np.random.Philox(key=self.seed, counter=[0, 0, sample, step]).random_raw()
         return int(draw % np.uint64(len(self.text) - self.seq))
+
+
+def _moved(name: str, seq: int) -> int:
+    """How many bytes behind `ids` an input of this name starts; 0 of one that holds no text. InputError where there is none."""
+    if name in ("ids", "mask", "token_types"):
+        return 0
+    if name == "source":
+        return -seq
+    if match := re.fullmatch(r"labels(\d*)", name):
+        return int(match[1] or 1)
+    raise InputError(f"the program loads an input `{name}`; text gives ids and labels, source, token_types and mask")
 
 
 class ArrayData:

@@ -12,14 +12,22 @@ import numpy as np
 from ir.op import Context, Op
 from ir.units import DTYPE_BYTES
 
-SMALL = {"b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32}
-LARGE = {"b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64}
+SMALL = {
+    "b": 1, "s": 32, "t": 64, "u": 1, "h": 64, "n": 64, "m": 32, "k": 64, "v": 256, "p": 32, "z": 32, "g": 2, "r": 1, "d": 32, "w": 32, "e": 4, "c": 16,
+    "y": 4, "x": 4, "i": 8, "j": 8, "q": 16, "pair": 2,
+}  # fmt: skip
+LARGE = {
+    "b": 4, "s": 128, "t": 768, "u": 1, "h": 768, "n": 768, "m": 128, "k": 768, "v": 4096, "p": 128, "z": 128, "g": 4, "r": 1, "d": 64, "w": 64, "e": 8,
+    "c": 64, "y": 14, "x": 14, "i": 16, "j": 16, "q": 96, "pair": 2,
+}  # fmt: skip
 ATTRS: Mapping[str, Any] = {
     "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
-    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9,
+    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0,
 }  # fmt: skip
 FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}}
-INTEGER_OPERANDS = ("ids", "labels")
+FAMILY_LABELS: Mapping[str, Mapping[str, int]] = {"top_k": {"k": 2}, "dispatch": {"k": 2}, "combine": {"k": 2}, "pick": {"t": 1}}
+INTEGER_OPERANDS: Mapping[str, str] = {"ids": "v", "labels": "v", "expert": "e", "mask": "d", "mc": "", "vc": ""}
+"""Operands that are indices, and the label below whose size they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +70,13 @@ class Sample:
 def sample(op: Op, labels: Mapping[str, int], dtype: str, seed: int, **more: Any) -> Sample:
     """Random operands between 0.5 and 1.5; `labels` gives the size of every label that an operator may have (SMALL, LARGE), `more` replaces attributes."""
     this = op.for_ranks([len(o.dims) - 1 + _leading(op, len(o.dims)) if ("...",) in o.dims else len(o.dims) for o in op.inputs])
-    sizes = {label: labels[label] for label in this.labels}
+    sizes = {label: {**labels, **_tied(op.name, labels)}[label] for label in this.labels}
     draw = np.random.default_rng(seed)
     inputs = []
     for operand in this.inputs:
         shape = operand.shape(sizes)
         if operand.name in INTEGER_OPERANDS:
-            inputs.append(draw.integers(0, sizes.get("v", 2), shape))
+            inputs.append(draw.integers(0, sizes.get(INTEGER_OPERANDS[operand.name], 2), shape))
         else:
             inputs.append((draw.random(shape, np.float64 if dtype == "float64" else np.float32) + 0.5).astype(dtype, copy=False))
     whole = tuple((0, n) for n in this.inputs[0].shape(sizes)) if this.inputs else ()
@@ -77,6 +85,15 @@ def sample(op: Op, labels: Mapping[str, int], dtype: str, seed: int, **more: Any
         if op.name.startswith(family):
             attrs |= special
     return Sample(this, sizes, attrs | more, dtype, tuple(inputs))
+
+
+def _tied(name: str, labels: Mapping[str, int]) -> Mapping[str, int]:
+    """Sizes that an operator ties to others, or has small."""
+    if name.startswith("prepend"):
+        return {"t": labels["s"] + 1}
+    if name.startswith("append_to_heads"):
+        return {"n": labels["m"] + labels["k"]}
+    return next((tied for family, tied in FAMILY_LABELS.items() if name.startswith(family)), {})
 
 
 def _leading(op: Op, num_dims: int) -> int:

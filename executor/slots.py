@@ -23,7 +23,6 @@ class Access:
         self.backend = backend
         self.buffers = buffers
         self.index = {a.name: i for i, a in enumerate(machine.actors)}
-        self._first = _first_microbatches(self.program)
         self._scratch = {queue: backend.allocate(nbytes) for queue, nbytes in _scratch_sizes(self.program).items()}
 
     def slot(self, actor: Actor, name: str, step: int, microbatch: int) -> int:
@@ -39,8 +38,8 @@ class Access:
         return slots[(self.slot(actor, name, step, 0) - 1) % len(slots)]
 
     def adds(self, actor: Actor, name: str, microbatch: int) -> bool:
-        """Whether this firing adds to the item: a microbatch actor that writes a step register, at any firing but its first of the step."""
-        return actor.clock == "microbatch" and self.program.register[name].clock == "step" and microbatch != self._first.get(actor.name, 0)
+        """Whether this firing adds to the item: a microbatch actor that writes a step register, at any firing but the first of the step."""
+        return actor.clock == "microbatch" and self.program.register[name].clock == "step" and self.program.opens[name] != (actor.name, microbatch)
 
     def scratch(self, actor: Actor, name: str) -> Array:
         """A temporary array like register `name`, which `actor` adds to; it belongs to the actor's queue, whose actions never overlap."""
@@ -97,15 +96,6 @@ def _period(program: Program, actors: Sequence[Actor]) -> int:
             register = program.register[name]
             out = math.lcm(out, register.credits if register.clock == "step" else register.credits // math.gcd(register.credits, program.num_microbatches))
     return out
-
-
-def _first_microbatches(program: Program) -> dict[str, int]:
-    """The microbatch of every actor's first firing in its queue's order: it writes, the later ones add."""
-    first: dict[str, int] = {}
-    for order in program.orders.values():
-        for name, microbatch in order:
-            first.setdefault(name, microbatch)
-    return first
 
 
 def _scratch_sizes(program: Program) -> dict[tuple[int, str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +12,15 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.documents import near
 from ir.errors import InputError
-from ir.units import dtype_name
+from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
-FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs")
-OPTIMIZERS = ("adamw", "sgd")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+FIX_HELP = (
+    "what the plan must keep, of dp tp pp cp ep vpp mbs schedule recompute zero sp, seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and "
+    "tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+)
+FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
+OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
 BACKENDS = ("numpy", "cupy", "null")
 
 
@@ -126,19 +131,42 @@ def dtype(text: str) -> str:
         name = dtype_name(text)
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if name.startswith("int") or name == "bool":
+    if not is_floating(name):
         raise argparse.ArgumentTypeError(f"`{text}` holds no weights: give a floating point dtype such as bf16 or fp32")
     return name
+
+
+def optimizer(text: str) -> str | dict[str, Any]:
+    """The name of an optimizer, or a mapping of its name and the settings behind it; which settings there are, the planner knows.
+
+    >>> optimizer("lamb"), optimizer("sgd:momentum=0,nesterov=false")
+    ('lamb', {'name': 'sgd', 'momentum': 0, 'nesterov': False})
+    """
+    name, colon, rest = text.partition(":")
+    if name not in OPTIMIZERS:
+        raise argparse.ArgumentTypeError(f"optimizer `{name}` is not known{near(name, OPTIMIZERS)}. Known are {', '.join(OPTIMIZERS)}")
+    if not colon:
+        return name
+    found: dict[str, Any] = {"name": name}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = (p.strip() for p in part.partition("="))
+        if not equals or not key or not value or key in found:
+            raise argparse.ArgumentTypeError(f"`{part}` is no setting, or given twice; for example {name}:lr=0.001,weight_decay=0.1")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found
 
 
 def fix(text: str) -> dict[str, str | int]:
     """`key=value` pairs that the search must keep.
 
-    >>> fix("tp=2,schedule=1f1b")
-    {'tp': 2, 'schedule': '1f1b'}
+    >>> fix("tp=2,schedule=1f1b"), fix("lm_head.weight=[dp:B,tp:S(0)]")
+    ({'tp': 2, 'schedule': '1f1b'}, {'lm_head.weight': '[dp:B,tp:S(0)]'})
     """
     found: dict[str, str | int] = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
+    for part in filter(None, (p.strip() for p in re.split(r",(?![^\[]*\])", text))):
         key, equals, value = (p.strip() for p in part.partition("="))
         if not equals or not key or not value:
             raise argparse.ArgumentTypeError(f"`{part}` is no key=value; for example tp=2,pp=4")
@@ -151,8 +179,12 @@ def fix(text: str) -> dict[str, str | int]:
 
 
 def _fixed(key: str, value: str) -> str | int:
+    if value.startswith("["):
+        return value
     if key not in FIX_KEYS:
-        raise argparse.ArgumentTypeError(f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}")
+        raise argparse.ArgumentTypeError(
+            f"`{key}` cannot be fixed{near(key, FIX_KEYS)}. Keys are {', '.join(FIX_KEYS)}, and tensors, as in lm_head.weight=[tp:S(0)]"
+        )
     if key in FIX_COUNTS and (not value.isdecimal() or int(value) < 1):
         raise argparse.ArgumentTypeError(f"`{key}={value}`: give a whole number, 1 or more")
     if key == "zero" and value not in ("0", "1", "2", "3"):
@@ -179,8 +211,12 @@ def _workload(p: Parser) -> None:
     p.add_argument("--batch", "--global-batch", type=count, metavar="N", default=None, help="global batch in sequences (default: 8 a device)")
     p.add_argument("--seq", type=count, metavar="N", default=None, help="tokens of a sequence (default: the model's longest)")
     p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
-    p.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="(default: adamw)")
-    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help="what the plan must keep, of dp tp pp mbs schedule recompute zero sp")
+    names = ", ".join(OPTIMIZERS)
+    p.add_argument("--optimizer", type=optimizer, metavar="NAME[:K=V,...]", default="adamw", help=f"{names}; with settings: adamw:beta2=0.99 (default: adamw)")
+    p.add_argument("--lora", metavar="K=V,...", help="train adapters beside frozen products only, such as rank=16,alpha=32,targets=q,v (or PEFT's own keys)")
+    p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
+    p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
+    p.add_argument("--moe-imbalance", type=positive, metavar="X", default=None, help="what the busiest expert gets, in even shares (default: 1)")
     p.add_argument("--stages", metavar="LAYOUT", default=None, help="blocks of each pipeline stage, as in 11,10,11, or Megatron-LM's Et*3|(tt|)*4|L")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
@@ -208,7 +244,9 @@ def _check(p: Parser) -> None:
 
 def _explain(p: Parser) -> None:
     p.add_argument("plan", metavar="plan.json")
-    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout to compare with, such as tp=8,pp=2")
+    p.add_argument("--why-not", type=fix, metavar="K=V,...", help="a layout or placements to compare with, such as tp=8,pp=2")
+    p.add_argument("--about", metavar="NAMES", help="an operator or parameter, such as h.*.mlp.up: why it is not placed otherwise")
+    p.add_argument("--against", metavar="other.json", help="another plan of the same model, compared tensor by tensor")
 
 
 def _lower(p: Parser) -> None:
@@ -240,6 +278,18 @@ def _measure(p: Parser) -> None:
     p.add_argument("-o", "--output", metavar="FILE", help="write the cluster there, instead of where `local` is kept")
 
 
+def _calibrate(p: Parser) -> None:
+    p.add_argument("cluster", metavar="CLUSTER", help="the cluster to correct")
+    p.add_argument("--plan", metavar="FILE", required=True, help="the plan that was run on it")
+    p.add_argument("--step-s", type=positive, metavar="X", help="seconds that one of its steps took")
+    p.add_argument("--measured", nargs="+", metavar="FILE", help="measured timelines (`headrace run --timeline`); the last one is kept back to test on")
+    p.add_argument("-o", "--output", metavar="FILE", required=True, help="write the corrected cluster")
+
+
+def _validate(p: Parser) -> None:
+    p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
+
+
 def _nothing(p: Parser) -> None:
     pass
 
@@ -268,6 +318,8 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
     "run": ("train as planned, on this machine", "headrace run plan.json --steps 10 --verify --json", _run),
     "diff": ("lay a measured timeline on a predicted one", "headrace diff predicted.json measured.json --trace both.json", _diff),
     "measure": ("measure this machine, which `local` then stands for", "headrace measure -o cluster.json", _measure),
+    "calibrate": ("correct a cluster by what was measured on it", "headrace calibrate 1x8xH100-SXM --plan plan.json --step-s 0.42 -o cluster.json", _calibrate),
+    "validate": ("compare predictions with measured runs", "headrace validate runs.csv --json", _validate),
     "models": ("list the models that are known by name", "headrace models", _nothing),
     "clusters": ("list the devices and machines that are known by name", "headrace clusters", _nothing),
     "ui": ("open the page in a browser", "headrace ui --port 8501 --headless", _ui),

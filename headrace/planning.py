@@ -42,6 +42,22 @@ def load(name: str, **overrides: Any) -> Model:
     return frontends.load(name, **overrides)
 
 
+def load_tuned(name: str, lora: str | None = None, freeze: str | None = None, moe_imbalance: float | None = None) -> Model:
+    """A model of which only a part is trained: with adapters (`rank=16,alpha=32,targets=q,v`), or without the parameters that patterns name (`wte*,h.0.*`).
+
+    `moe_imbalance`: its experts have so many times the slots of their even share, so that all wait for the busiest (absent: what its config says).
+    Raises InputError.
+    """
+    patterns = tuple(filter(None, (p.strip() for p in (freeze or "").split(","))))
+    tuning = frontends.Tuning(patterns, frontends.Lora.parse(lora) if lora is not None else None)
+    model = load(name)
+    if moe_imbalance is not None:
+        if model.config.experts is None:
+            raise InputError(f"--moe-imbalance {moe_imbalance:g}: `{name}` has no experts; leave it out")
+        model = load(name, capacity=moe_imbalance)
+    return model.tuned(tuning) if tuning else model
+
+
 def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
     """A cluster: `local`, a shorthand such as `4x8xH100-SXM`, a machine's name, or the path of a cluster JSON.
 
@@ -51,7 +67,8 @@ def load_cluster(text: str, progress: Progress = _silent) -> Cluster:
 
 
 def plan(
-    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None, optimizer: str = "adamw",
+    model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
+    optimizer: str | Mapping[str, Any] = "adamw",
     top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
     cluster_name: str | None = None, stages: str | None = None,
 ) -> search.Result:  # fmt: skip
@@ -113,10 +130,19 @@ def simulate(
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
 
 
-def explain(plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None) -> Any:
-    """What binds a plan, what it costs, and why another layout, `why_not={"tp": 8}`, would be slower, larger or illegal."""
+def explain(
+    plan: Plan | str | Path, why_not: Mapping[str, str | int] | None = None, cluster: Cluster | str | None = None, model: Model | None = None, *,
+    about: str | None = None, against: Plan | str | Path | None = None,
+) -> Any:  # fmt: skip
+    """What binds a plan, how it is cut, what its re-shards cost, and why another layout, `why_not={"tp": 8}`, would be slower, larger or illegal.
+
+    `about="h.*.mlp.up"`: why an operator or parameter is not placed otherwise. `against`: another plan of the same model, compared tensor by tensor.
+    """
     made = read_plan(plan)
-    return planner_explain.explain(model_of(made, model), cluster_of(made, cluster), made, why_not=dict(why_not) if why_not else None)
+    return planner_explain.explain(
+        model_of(made, model), cluster_of(made, cluster), made, why_not=dict(why_not) if why_not else None, about=about,
+        against=read_plan(against) if against is not None else None,
+    )  # fmt: skip
 
 
 # ---- what a plan refers to -------------------------------------------------------------------------------------------------------------------------
@@ -134,7 +160,7 @@ def cluster_reference(text: str) -> str:
 def model_of(plan: Plan, model: Model | None = None) -> Model:
     """The model of a plan, proved to be the one it was made for."""
     if model is None:
-        path = Path(plan.model.partition("[")[0])
+        path = Path(frontends.Tuning.split(plan.model)[0].partition("[")[0])
         if path.is_absolute() and not path.exists():
             raise PlanError(f"the plan is for the model in `{path}`, which is not there any more: put the config back, or plan again")
         model = load(plan.model)

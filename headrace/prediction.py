@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from ir.plan import Plan
 from ir.program import Program
 from ir.timeline import Timeline
 from planner.frontends.model import Model
+from planner.recipes.study import class_band
 from planner.summary import metrics
 from simulator.memory import Ledger
 
@@ -36,8 +38,13 @@ class Prediction:
         return {
             "schema_version": SCHEMA_VERSION, "kind": "simulation", "model": {"name": self.plan.model, "fingerprint": self.plan.model_fingerprint},
             "cluster": {"name": self.cluster.name, "fingerprint": self.cluster.fingerprint, "assumed": list(self.cluster.assumed)},
-            "layout": dict(self.plan.layout), **found, "memory": self.memory(),
+            "layout": dict(self.plan.layout), **found, "memory": self.memory(), "band": self.band(),
         }  # fmt: skip
+
+    def band(self) -> dict[str, Any]:
+        """Within which four of five measured steps are expected, and by what evidence."""
+        width, basis = class_band(self.cluster.devices[0].name, levelled="levels" in self.cluster.profile)
+        return {"low_s": self.step_s * math.exp(-width), "high_s": self.step_s * math.exp(width), "basis": basis}
 
     def memory(self) -> dict[str, Any]:
         """The peak, where and when it is, and what it consists of; by stage the rank of each that holds most."""

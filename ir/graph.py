@@ -40,13 +40,17 @@ PHASES = ("F", "R", "I", "W", "U")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A logical tensor: its whole shape, whatever its placement. `init` says how a parameter starts: {"init": "normal", "std": 0.02}, "zeros" or "ones"."""
+    """A logical tensor: its whole shape, whatever its placement. `init` says how a parameter starts: {"init": "normal", "std": 0.02}, "zeros" or "ones".
+
+    `frozen`: a parameter that is not trained: it has no gradient and no optimizer state.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     role: str = "value"
     init: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -133,6 +137,11 @@ class Graph:
         return tuple(t for t in self.tensors.values() if t.role == "param")
 
     @property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The parameters that have a gradient."""
+        return tuple(t for t in self.params if not t.frozen)
+
+    @property
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors.values() if t.role == "input")
 
@@ -204,7 +213,7 @@ class Graph:
         for t in self.tensors.values():
             if t.role != "value":
                 init = "".join(f" {k}={v!r}" for k, v in t.init.items())
-                lines.append(f"{t.role} {t.name} {t.dtype} [{' '.join(map(str, t.shape))}]{init}")
+                lines.append(f"{'frozen' if t.frozen else t.role} {t.name} {t.dtype} [{' '.join(map(str, t.shape))}]{init}")
         lines += [str(n) for n in self.nodes]
         lines.append(f"output {' '.join(self.outputs)}")
         return "\n".join(lines) + "\n"
@@ -218,8 +227,9 @@ class Graph:
             word, _, rest = line.strip().partition(" ")
             if word == "graph":
                 build.name = rest
-            elif word in ("input", "param", "const") and (m := _TENSOR.fullmatch(rest)):
-                build.tensor(m["name"], tuple(map(int, m["shape"].split())), m["dtype"], word, _attrs(m["attrs"]))
+            elif word in ("input", "param", "frozen", "const") and (m := _TENSOR.fullmatch(rest)):
+                role = "param" if word == "frozen" else word
+                build.tensor(m["name"], tuple(map(int, m["shape"].split())), m["dtype"], role, _attrs(m["attrs"]), frozen=word == "frozen")
             elif word == "node" and (m := _NODE.fullmatch(rest)):
                 build.node(
                     m["op"], _names(m["ins"]), name=m["name"], outputs=_names(m["outs"]), attrs=_attrs(m["attrs"]), layer=int(m["layer"]),
@@ -228,7 +238,7 @@ class Graph:
             elif word == "output":
                 outputs = tuple(rest.split())
             elif word:
-                raise GraphError(f"line {number}: `{line.strip()}` is no graph, input, param, const, node or output line")
+                raise GraphError(f"line {number}: `{line.strip()}` is no graph, input, param, frozen, const, node or output line")
         return build.graph(outputs)
 
 
@@ -261,10 +271,12 @@ class Builder:
         self.nodes: list[Node] = list(base.nodes) if base else []
         self.tensors: dict[str, Tensor] = dict(base.tensors) if base else {}
 
-    def tensor(self, name: str, shape: Sequence[int], dtype: str, role: str = "value", init: Mapping[str, Any] | None = None) -> str:
+    def tensor(
+        self, name: str, shape: Sequence[int], dtype: str, role: str = "value", init: Mapping[str, Any] | None = None, frozen: bool = False
+    ) -> str:  # fmt: skip
         if name in self.tensors:
             raise GraphError(f"two tensors are called `{name}`")
-        self.tensors[name] = Tensor(name, tuple(shape), dtype, role, dict(init or {}))
+        self.tensors[name] = Tensor(name, tuple(shape), dtype, role, dict(init or {}), frozen)
         return name
 
     def node(
@@ -273,7 +285,7 @@ class Builder:
     ) -> tuple[str, ...]:  # fmt: skip
         """Adds a node and its output tensors; without `outputs` the first is called like the node, the others `node.operand`. Returns their names.
 
-        The dtype of an output is that of the first floating-point input.
+        The dtype of an output is that of the first floating-point input, int64 where the operator says so.
         """
         ins = tuple(inputs)
         missing = [t for t in ins if t not in self.tensors]
@@ -286,7 +298,8 @@ class Builder:
             raise GraphError(f"node `{name}`: {this.sentence} gives {len(this.outputs)} outputs, {len(names)} are named")
         floats = [self.tensors[t].dtype for t in ins if not self.tensors[t].dtype.startswith("int")]
         for operand, t in zip(this.outputs, names, strict=True):
-            self.tensor(t, operand.shape(sizes), floats[0] if floats else self.tensors[ins[0]].dtype)
+            dtype = "int64" if operand.name in this.integers else floats[0] if floats else self.tensors[ins[0]].dtype
+            self.tensor(t, operand.shape(sizes), dtype)
         self.nodes.append(Node(name, op, ins, names, dict(attrs or {}), layer, phase, origin))
         return names
 

@@ -248,7 +248,7 @@ class Machine:
         if register is None or name not in (*actor.takes, *actor.writes, *actor.updates):
             raise ProgramError(f"actor `{actor.name}` does not use register `{name}`; it uses {', '.join((*actor.reads, *actor.writes, *actor.updates))}")
         index = self._register_index[name]
-        if self.net.producer[index] < 0:
+        if not self.net.producers[index]:
             return 0, 0, register.credits
         produces = name not in actor.takes
         base = item_number(self.net, index, register, node, 0, produces)

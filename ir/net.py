@@ -3,7 +3,7 @@
 A frozen Program makes no choice, so everything that its registers and orders mean can be said in edges over one step's firings: `dst` of step k waits until
 `src` of step k - `offset` has finished. Four kinds of edge: `order` (the firing before in the queue), `item` (the producer's firing that publishes the item),
 `credit` (the reader's firing that frees the slot), `update` (the same, of a register that is changed in place). The firings of one channel and microbatch
-are one *group*: they start together.
+are one *group*: they start together. Actors that write one step register together, on one queue, are its producers: one of them opens it, one publishes.
 
 A register's slots are taken in turn: its n-th item, counted as the producer opens them, lies in slot n % credits, and may be opened once the item that lay
 there is released by every reader. An update in step k opens item k + initial, so with credits = initial it waits for the readers of item k.
@@ -35,7 +35,7 @@ class Net:
     """A Program in integers, not to be changed. A *node* is one firing of a step; nodes of a queue are consecutive, in the queue's order.
 
     `start[q] .. start[q + 1]`: nodes of queue q. `actor`, `microbatch`, `queue`, `group`: by node. `nodes`: by actor, then microbatch; empty where the actor's
-    rank is not held. `members`: nodes of every group, in order of rank. `producer` (-1: none) and `readers`: actors, by register.
+    rank is not held. `members`: nodes of every group, in order of rank. `producers` and `readers`: actors, by register.
     """
 
     program: Program
@@ -47,7 +47,7 @@ class Net:
     group: list[int]
     nodes: list[list[int]]
     members: list[list[int]]
-    producer: list[int]
+    producers: list[list[int]]
     readers: list[list[int]]
 
     @property
@@ -82,8 +82,8 @@ def compile_net(program: Program, ranks: Collection[int] | None = None) -> Net:
             queue.append(i)
         start.append(len(actor))
     group, members = _groups(program, actor, microbatch)
-    producer, readers = _users(program, held)
-    return Net(program, queues, start, actor, microbatch, queue, group, nodes, members, producer, readers)
+    producers, readers = _users(program, held)
+    return Net(program, queues, start, actor, microbatch, queue, group, nodes, members, producers, readers)
 
 
 def _groups(program: Program, actor: list[int], microbatch: list[int]) -> tuple[list[int], list[list[int]]]:
@@ -102,16 +102,16 @@ def _groups(program: Program, actor: list[int], microbatch: list[int]) -> tuple[
     return group, members
 
 
-def _users(program: Program, held: list[bool]) -> tuple[list[int], list[list[int]]]:
+def _users(program: Program, held: list[bool]) -> tuple[list[list[int]], list[list[int]]]:
     index = {r.name: i for i, r in enumerate(program.registers)}
-    producer, readers = [-1] * len(index), [list[int]() for _ in index]
+    producers, readers = [list[int]() for _ in index], [list[int]() for _ in index]
     for i, actor in enumerate(program.actors):
         if held[i]:
             for name in dict.fromkeys(actor.takes):
                 readers[index[name]].append(i)
             for name in (*actor.writes, *actor.updates):
-                producer[index[name]] = i
-    return producer, readers
+                producers[index[name]].append(i)
+    return producers, readers
 
 
 def order_edges(net: Net) -> Iterator[Edge]:
@@ -130,12 +130,12 @@ def register_edges(net: Net, index: int, credits: int) -> Iterator[Edge]:
 
 
 def _register_edges(net: Net, index: int, credits: int) -> Iterator[tuple[int, int, int, str, int]]:
-    register, producer = net.program.registers[index], net.producer[index]
-    if producer < 0:
+    register, producers = net.program.registers[index], net.producers[index]
+    if not producers:
         return
     opens, publishes = production(net, index)
     width = len(opens)
-    kind = "update" if register.name in net.program.actors[producer].updates else "credit"
+    kind = "update" if register.name in net.program.actors[producers[0]].updates else "credit"
     for needs, releases in (consumption(net, index, reader) for reader in net.readers[index]):
         for p in range(width):
             yield publishes[p], needs[p], register.initial, "item", index
@@ -146,7 +146,7 @@ def _register_edges(net: Net, index: int, credits: int) -> Iterator[tuple[int, i
 
 def production(net: Net, index: int) -> tuple[list[int], list[int]]:
     """(nodes that open, nodes that publish) the items of one step, in the order in which they are opened."""
-    made = net.nodes[net.producer[index]]
+    made = [node for producer in net.producers[index] for node in net.nodes[producer]]
     if net.program.registers[index].clock == "step":
         return [min(made)], [max(made)]
     opens = sorted(made)
@@ -213,5 +213,16 @@ def item_number(net: Net, index: int, register: Register, node: int, step: int, 
     """The number of the item that this firing of this step meets, counted as the producer opens them."""
     if register.clock == "step":
         return step + (register.initial if produces else 0)
-    made = sorted(net.nodes[net.producer[index]])
-    return step * len(made) + made.index(net.nodes[net.producer[index]][net.microbatch[node]])
+    (producer,) = net.producers[index]
+    made = sorted(net.nodes[producer])
+    return step * len(made) + made.index(net.nodes[producer][net.microbatch[node]])
+
+
+def opening(program: Program) -> list[int]:
+    """By actor the microbatch of its first firing in a step; -1 where the item of the step that it writes is opened by another actor."""
+    first: dict[str, int] = {}
+    for order in program.orders.values():
+        for name, microbatch in order:
+            first.setdefault(name, microbatch)
+    held = {w: program.opens[w][0] for w in program.written if program.register[w].clock == "step" and w in program.opens}
+    return [-1 if any(held.get(w, a.name) != a.name for w in a.writes) else first.get(a.name, 0) for a in program.actors]

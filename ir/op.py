@@ -128,7 +128,10 @@ class Op:
     is jointly linear. `stop`: operands and outputs without a cotangent. `grads`: names of the gradient operators. `flops(sizes, attrs)`: floating point
     operations for these label sizes. `forms`: for a whole label, sentences of an equal subgraph in which it can be split. `random`: draws random numbers.
     `copies`: the output is the input unchanged, so that whoever needs it may read the input.
-    `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table).
+    `gemm(sizes, attrs)`: (batch, m, n, k) of products that take as long as an operator that is no contraction but made of them.
+    `stepped`: depends on the number of the step or the learning rate.
+    `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table). `integers`: outputs that are indices.
+    `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
     """
 
     name: str
@@ -147,6 +150,10 @@ class Op:
     random: bool = False
     copies: bool = False
     gathered: frozenset[str] = frozenset()
+    integers: frozenset[str] = frozenset()
+    stepped: bool = False
+    gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
+    past: str = ""
 
     @property
     def sentence(self) -> str:
@@ -178,18 +185,20 @@ class Op:
         if len(shapes) != len(self.inputs):
             raise GraphError(f"{where}{self.sentence} takes {len(self.inputs)} operands, {len(shapes)} were given")
         sizes: dict[str, int] = {label: int(attrs[label]) for label in self.labels if label in attrs}
+        dims: list[tuple[Operand, tuple[str, ...], int]] = []
         for operand, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(operand.dims):
                 raise GraphError(f"{where}{operand!r} has {len(operand.dims)} dims, the tensor given has shape {shape}")
-            for dim, size in zip(operand.dims, shape, strict=True):
-                unknown = [label for label in dim if label not in sizes]
-                known = math.prod(sizes[label] for label in dim if label in sizes)
-                if len(unknown) > 1:
-                    raise GraphError(f"{where}{operand!r}: give the size of {' or '.join(unknown)} as an attribute")
-                if unknown and known and size % known == 0:
-                    sizes[unknown[0]] = size // known
-                elif unknown or known != size:
-                    raise GraphError(f"{where}{operand!r} of {self.sentence}: dim ({' '.join(dim)}) is {size}, but {sizes} was found before")
+            dims += [(operand, dim, size) for dim, size in zip(operand.dims, shape, strict=True)]
+        # what another operand tells of a composite dim comes first
+        for _, dim, size in sorted(dims, key=lambda d: len(d[1])):
+            _settle(sizes, dim, size)
+        for operand, dim, size in dims:
+            unknown = _settle(sizes, dim, size)
+            if len(unknown) > 1:
+                raise GraphError(f"{where}{operand!r}: give the size of {' or '.join(unknown)} as an attribute")
+            if unknown or math.prod(sizes[label] for label in dim) != size:
+                raise GraphError(f"{where}{operand!r} of {self.sentence}: dim ({' '.join(dim)}) is {size}, but {sizes} was found before")
         missing = [label for label in self.labels if label not in sizes]
         if missing:
             raise GraphError(f"{where}{self.sentence}: the size of {', '.join(missing)} is not given by any operand; give it as an attribute")
@@ -279,16 +288,25 @@ class Op:
         ins = tuple(math.prod(o.shape(sizes)) for o in self.inputs)
         return tuple(min(n, outs[0]) if o.name in self.gathered else n for o, n in zip(self.inputs, ins, strict=True)), outs
 
-    def gemm_of(self, sizes: Sizes) -> tuple[int, ...]:
+    def gemm_of(self, sizes: Sizes, attrs: Attrs | None = None) -> tuple[int, ...]:
         """(batch, m, n, k) of a contraction on these label sizes, m the labels of the first operand alone, n those of the second; else ()."""
         if not self.is_contraction:
-            return ()
+            return self.gemm(sizes, attrs or {}) if self.gemm else ()
         a, b, out = (set(o.labels) for o in (*self.inputs, *self.outputs))
 
         def size(labels: set[str]) -> int:
             return math.prod(sizes[label] for label in self.labels if label in labels)
 
         return size(a & b & out), size((a & out) - b), size((b & out) - a), size((a & b) - out)
+
+
+def _settle(sizes: dict[str, int], dim: tuple[str, ...], size: int) -> list[str]:
+    """Adds the size of the one label of a dim that is not known yet, if it is a whole number; returns the labels that stay unknown."""
+    unknown = [label for label in dim if label not in sizes]
+    known = math.prod(sizes[label] for label in dim if label in sizes)
+    if len(unknown) == 1 and known and size % known == 0:
+        sizes[unknown.pop()] = size // known
+    return unknown
 
 
 def _split(operand: Operand, label: str, otherwise: Sbp) -> Sbp:
@@ -372,7 +390,8 @@ def _expand(op: Op, ranks: tuple[int, ...]) -> Op:
 def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
-    gathered: str = "", copies: bool = False,
+    gathered: str = "", copies: bool = False, integers: str = "", stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
+    past: str = "",
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -382,7 +401,8 @@ def op(
     groups = tuple(_linear_group(group, outs) for group in linear)
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
-        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies,
+        tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm,
+        integers=frozenset(integers.split()), past=past,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

@@ -40,7 +40,10 @@ class ParamPlacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, last) of the chain and the ranks that run them, in row-major order of the plan's mesh axes."""
+    """Layers [first, last) of the chain and the ranks that run them, in row-major order of the plan's mesh axes.
+
+    A plan that keeps parameters twice goes through the layers twice: the stages of the second copy follow those of the first.
+    """
 
     first: int
     last: int
@@ -55,6 +58,7 @@ class Plan:
     saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
     (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
     `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
+    `pieces`: tokens of each piece into which the schedule cuts a sequence; empty where sequences run whole.
     `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
     """
 
@@ -80,15 +84,25 @@ class Plan:
     predicted: Mapping[str, Any] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     orders: tuple[str, ...] = ()
+    pieces: tuple[int, ...] = ()
 
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
 
-    def stage_of(self, layer: int) -> int:
+    @property
+    def copies(self) -> int:
+        """How often the stages go through the layers, each time with other microbatches: so often every parameter is there."""
+        return max(1, sum(s.first == 0 for s in self.stages))
+
+    def copy_of(self, stage: int) -> int:
+        """Which time through the layers a stage belongs to; copy c runs the c-th of `copies` equal parts of the batch."""
+        return stage * self.copies // len(self.stages)
+
+    def stage_of(self, layer: int, copy: int = 0) -> int:
         for i, stage in enumerate(self.stages):
-            if stage.first <= layer < stage.last:
+            if stage.first <= layer < stage.last and self.copy_of(i) == copy:
                 return i
-        raise PlanError(f"layer {layer} is in no stage; stages are {[(s.first, s.last) for s in self.stages]}")
+        raise PlanError(f"layer {layer} is in no stage of copy {copy}; stages are {[(s.first, s.last) for s in self.stages]}")
 
     @property
     def sites(self) -> tuple[tuple[int, ...], ...]:
@@ -134,6 +148,7 @@ class Plan:
             "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
             "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
             "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links], "orders": list(self.orders),
+            "pieces": list(self.pieces),
         }  # fmt: skip
 
     @classmethod
@@ -163,6 +178,7 @@ class Plan:
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
                 tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())), tuple(map(str, data.get("orders", ()))),
+                tuple(map(int, data.get("pieces", ()))),
             )  # fmt: skip
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error

@@ -10,7 +10,8 @@ m, a microbatch register's item number is k*M + m, a step register's is k. How a
 | step | step | item k | item k |
 
 `Actor.updates` are in place: the actor waits until item k of the register is there and every reader of it has released it; the same slot is then item k + 1.
-A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone. One
+A register has exactly one writer or updater and any number of readers, all on its own rank; data changes rank in actors that share a `channel` alone. Only a
+step register may have several writers that fire each microbatch, all on one queue: the first of their firings takes the slot, the last publishes. One
 with an initial item may have no writer: a constant, whose item is there in every step. Initial items come before the written ones: with n of them, a reader
 of step k meets what was written in step k - n. Slots are taken in turn, in the order in which the writer opens the items.
 An action (actor, step, microbatch) may start when it heads its queue's order, its items exist, a slot is free for each item it opens, and every other actor of
@@ -44,7 +45,8 @@ class Register:
 
     `credits` slots; `initial` items are there before the first step (1 for parameters and optimizer state). `tensor` and `region` say which part of which
     logical tensor it is, `init` how its initial item starts. `memory` is the class it counts for in the ledger. `replica`: this rank holds a copy that another
-    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory at `offset`.
+    rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory: slot i lies at `offset` + i * nbytes,
+    or where `offsets`, one for each slot, say.
     """
 
     name: str
@@ -62,6 +64,12 @@ class Register:
     replica: bool = False
     arena: str = ""
     offset: int = 0
+    offsets: tuple[int, ...] = ()
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Where in its arena each slot lies."""
+        return self.offsets or tuple(self.offset + i * self.nbytes for i in range(self.credits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,17 @@ class Program:
     def written(self) -> frozenset[str]:
         """Names of the registers that an actor writes."""
         return frozenset(w for a in self.actors for w in a.writes)
+
+    @cached_property
+    def opens(self) -> Mapping[str, Firing]:
+        """By written register the first firing of its writers in their queue's order: of a step register, the one that writes where the later ones add."""
+        writes = {a.name: a.writes for a in self.actors}
+        found: dict[str, Firing] = {}
+        for order in self.orders.values():
+            for firing in order:
+                for name in writes.get(firing[0], ()):
+                    found.setdefault(name, firing)
+        return found
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

@@ -59,6 +59,8 @@ def _check_register(r: Register) -> None:
             raise wrong(f"{field} {value!r}", f"give a whole number, {low} or more")
     if not all(_is_whole(n, 0) for n in r.shape):
         raise wrong(f"shape {r.shape}", "dims are whole numbers, 0 or more")
+    if len(r.offsets) not in (0, r.credits):
+        raise wrong(f"{len(r.offsets)} offsets for {r.credits} credits", "give one for each slot, or none")
     if r.clock not in CLOCKS:
         raise wrong(f"clock `{r.clock}`", f"legal are {', '.join(CLOCKS)}")
     if r.memory not in MEMORY_CLASSES:
@@ -102,12 +104,15 @@ def _check_access(a: Actor, name: str, register: Register | None) -> None:
 
 
 def _check_producers(program: Program) -> None:
-    made: dict[str, str] = {}
+    made: dict[str, Actor] = {}
     for actor in program.actors:
         for name in (*actor.writes, *actor.updates):
-            if name in made:
-                raise ProgramError(f"register `{name}` has two writers, `{made[name]}` and `{actor.name}`; give each its own register")
-            made[name] = actor.name
+            first = made.setdefault(name, actor)
+            if first is not actor and not _add_up(first, actor, program.register[name]):
+                raise ProgramError(
+                    f"register `{name}` has two writers, `{first.name}` and `{actor.name}`; give each its own register (only what is added up "
+                    f"over a step, each microbatch and on one queue, may have several writers)"
+                )
     updated = {name for actor in program.actors for name in actor.updates}
     for r in program.registers:
         if r.name not in made and not r.initial:
@@ -116,6 +121,11 @@ def _check_producers(program: Program) -> None:
             raise ProgramError(f"register `{r.name}` is updated in place and has {r.credits} credits, {r.initial} initial items; give it as many of both")
         if r.name in updated and r.credits > 1 and not program.meta.get("stale_weights"):
             raise ProgramError(f"parameter `{r.name}` has {r.credits} credits: its readers would see stale weights; give it 1, or say so in meta stale_weights")
+
+
+def _add_up(a: Actor, b: Actor, register: Register) -> bool:
+    """Whether two actors may write one register: both add to the item of the step, and one queue says who opens it and who is last."""
+    return register.clock == "step" and a.clock == b.clock == "microbatch" and a.queue == b.queue and not a.channel and not b.channel
 
 
 def _check_channel(program: Program, channel: str, members: Sequence[Actor]) -> None:
@@ -369,8 +379,8 @@ def _lateness(net: Net, links: Iterable[tuple[int, int, int]]) -> list[int]:
     for group in reversed(_sorted_groups(net, links, [0] * len(net.members))):
         depth[group] = max((depth[g] + 1 for g in after[group]), default=0)
     opening = set[int]()
-    for i, producer in enumerate(net.producer):
-        if producer >= 0:
+    for i, producers in enumerate(net.producers):
+        if producers:
             opening.update(net.group[n] for n in production(net, i)[0])
     most = max(depth, default=0)
     return [most - d if g in opening else -1 for g, d in enumerate(depth)]
@@ -378,8 +388,8 @@ def _lateness(net: Net, links: Iterable[tuple[int, int, int]]) -> list[int]:
 
 def _peak(net: Net, index: int, register: Register, moment: Sequence[int]) -> int:
     """Slots, taken in turn, that the items of one step occupy at most when groups fire at these moments."""
-    producer = net.producer[index]
-    if producer < 0 or register.name in net.program.actors[producer].updates:
+    producers = net.producers[index]
+    if not producers or register.name in net.program.actors[producers[0]].updates:
         return register.credits
     if not net.readers[index]:
         return max(1, register.initial)

@@ -98,10 +98,18 @@ def normal(key: int, rows: Any, width: int, first: int, stop: int) -> Any:
     return both[:, first % 2 : first % 2 + stop - first]
 
 
+def uniform(key: int, rows: Any, width: int, first: int, stop: int) -> Any:
+    """float64 [len(rows), stop - first] of numbers between -1 and 1, for the columns [first, stop) of rows of `width`."""
+    counters = _counters(np, rows, width, first, stop)
+    counters <<= np.uint64(1)
+    both = np.stack((words(np, key, counters.copy()), words(np, key, counters + np.uint64(1))), axis=-1).reshape(len(rows), -1)
+    return ((both[:, first % 2 : first % 2 + stop - first] >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-52 - 1.0
+
+
 def initial(init: Mapping[str, Any], shape: Sequence[int], region: Sequence[Sequence[int]], dtype: str, seed: int, name: str) -> Any:
     """The first value of the part `region` ((start, stop) for each dim) of a parameter of whole `shape`: the same numbers however it is cut.
 
-    `init`: {"init": "normal", "std": 0.02, "mean": 0.0}, "zeros" or "ones". Raises GraphError for another kind.
+    `init`: {"init": "normal", "std": 0.02, "mean": 0.0}, {"init": "uniform", "bound": 0.1}, "zeros" or "ones". Raises GraphError for another kind.
 
     >>> whole = initial({"init": "normal", "std": 0.02}, (4, 6), ((0, 4), (0, 6)), "float32", 1, "w")
     >>> part = initial({"init": "normal", "std": 0.02}, (4, 6), ((1, 3), (3, 6)), "float32", 1, "w")
@@ -114,8 +122,8 @@ def initial(init: Mapping[str, Any], shape: Sequence[int], region: Sequence[Sequ
         return np.zeros(local, dtype)
     if kind == "ones":
         return np.ones(local, dtype)
-    if kind != "normal":
-        raise GraphError(f"parameter `{name}`: init `{kind}` is not known; known are normal, zeros, ones")
+    if kind not in ("normal", "uniform"):
+        raise GraphError(f"parameter `{name}`: init `{kind}` is not known; known are normal, uniform, zeros, ones")
     out = np.empty(local, dtype)
     start, stop = region[-1] if region else (0, 1)
     rows: Any = np.zeros(1, np.uint64)
@@ -126,6 +134,6 @@ def initial(init: Mapping[str, Any], shape: Sequence[int], region: Sequence[Sequ
     key = stream(seed, name)
     height = max(1, _CHUNK // (stop - start))
     for at in range(0, len(rows), height):
-        numbers = normal(key, rows[at : at + height], width, start, stop)
-        flat[at : at + height] = numbers * init.get("std", 1.0) + init.get("mean", 0.0)
+        drawn = (normal if kind == "normal" else uniform)(key, rows[at : at + height], width, start, stop)
+        flat[at : at + height] = drawn * init.get("std", 1.0) + init.get("mean", 0.0) if kind == "normal" else drawn * init["bound"]
     return out

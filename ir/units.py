@@ -9,7 +9,7 @@ from ir.errors import InputError
 GIB = float(1 << 30)
 
 DTYPE_BYTES: dict[str, int] = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1,
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
 }  # fmt: skip
 """Bytes of one element; numpy's names, and the field's for what numpy lacks."""
 
@@ -28,6 +28,15 @@ def dtype_name(text: str) -> str:
     if name not in DTYPE_BYTES:
         raise InputError(f"dtype `{text}` is not known; known are {', '.join(sorted(DTYPE_BYTES))} and {', '.join(sorted(DTYPE_ALIASES))}")
     return name
+
+
+def is_floating(dtype: str) -> bool:
+    """Whether weights and activations may have it.
+
+    >>> [is_floating(d) for d in ("bfloat16", "fp8", "int64", "uint8")]
+    [True, True, False, False]
+    """
+    return dtype.startswith(("float", "bfloat", "fp"))
 
 
 def seconds(value: float) -> str:

@@ -1,8 +1,9 @@
 """Registers with disjoint lives share memory.
 
 A compute queue runs its firings one after another, so lives can be told in positions of that queue. A value that a communication queue writes is taken to live
-from the last compute firing that the communication waits for; one that it reads, until the first compute firing that waits for it. What no compute firing
-bounds on both sides (a transfer that runs ahead), what is kept from the forward to the backward and what is held for a step has memory of its own.
+from the last compute firing that the communication waits for; one that it reads, until the first compute firing that waits for it. The end of
+a step is one such pass, and what one operator of an update hands to the next lives within it. What no compute firing bounds on both sides (a transfer that
+runs ahead), what is kept from the forward to the backward and what is held for a step has memory of its own.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def share(program: Program, passes: Mapping[str, str]) -> Program:
 
 
 def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passes: Mapping[str, str]) -> Mapping[str, Life]:
-    """The life of every register of one rank that is bounded by compute firings of one pass of a microbatch."""
-    order = [a for a in actors if a.clock == "microbatch"]
+    """The life of every register of one rank that is bounded by compute firings of one pass of a microbatch, or of the end of the step."""
+    order = [a for a in actors if a.clock == "microbatch" or _is_end(passes[a.name])]
     position = {a.name: i for i, a in enumerate(order)}
     writer = {w: a for a in order for w in a.writes}
     readers: dict[str, list[Actor]] = {}
@@ -78,12 +79,18 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passe
     lives: dict[str, Life] = {}
     for register in registers:
         source, users = writer.get(register.name), readers.get(register.name, [])
-        if register.clock == "step" or register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
+        if register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
+            continue
+        if register.clock == "step" and not (register.memory == "buffer" and _is_end(passes[source.name])):
             continue
         ends = [source, *users]
         if all(passes[source.name] == passes[a.name] and a.name in until for a in ends):
             lives[register.name] = Life(after[source.name], max(until[a.name] for a in ends))
     return lives
+
+
+def _is_end(name: str) -> bool:
+    return name.endswith("end")
 
 
 def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from ir.errors import GraphError
 from ir.graph import Builder, Graph, Node
 from ir.op import Op
 from ir.ops import catalogue
+from ir.ops.over import parted
 
 RECOMPUTED = "@r"
 """Suffix of a tensor that the backward computes once more."""
@@ -43,15 +44,16 @@ class Joint:
 
 def scale_loss(graph: Graph, num_microbatches: int) -> Graph:
     """The same graph with its loss divided by the number of microbatches, so that their sum is the mean over the batch."""
-    out = graph.outputs[0]
+    out = set(graph.outputs)
     nodes = tuple(
-        replace(n, attrs={**n.attrs, "factor": n.attrs["factor"] / num_microbatches}) if out in n.outputs and n.op == "total" else n for n in graph.nodes
-    )
+        replace(n, attrs={**n.attrs, "factor": n.attrs["factor"] / num_microbatches}) if out.intersection(n.outputs) and n.op == "total" else n
+        for n in graph.nodes
+    )  # fmt: skip
     return replace(graph, nodes=nodes)
 
 
 def backward(graph: Graph, recompute: Collection[int] = ()) -> Joint:
-    """Forward and backward of `graph`, whose single output is the scalar loss.
+    """Forward and backward of `graph`, whose output is the scalar loss; of several outputs, their sum.
 
     The forward nodes of the layers in `recompute` run again just before the backward of their layer, from the tensors that enter the layer.
     Raises GraphError when an output that the loss depends on has no gradient operator.
@@ -74,20 +76,25 @@ class _Backward:
         self.done_layers: set[int] = set()
 
     def run(self) -> Joint:
-        (loss,) = self.graph.outputs
-        head = self.graph.producer(loss)
-        if head is None or self.graph.tensors[loss].shape != ():
-            raise GraphError(f"graph `{self.graph.name}`: the backward starts at one scalar output, not at `{loss}`")
-        seed = cotangent(loss)
-        self.build.tensor(seed, (), self.graph.tensors[loss].dtype)
-        self.build.nodes.append(Node(seed, "fill", (), (seed,), {"value": 1.0}, head.layer, "I", head.name))
-        self.pending[loss] = seed
+        for loss in self.graph.outputs:
+            self._seed(loss)
         for node in reversed(self.graph.nodes):
             if any(t in self.pending for t in node.outputs):
                 self._differentiate(node)
         # The builder keeps its own order; only here is the whole proved.
         joint = Graph(self.graph.name, tuple(self.build.nodes), dict(self.build.tensors), self.graph.outputs)
         return Joint(joint, {p: tuple(g) for p, g in self.grads.items()}, dict(self.stands_for))
+
+    def _seed(self, loss: str) -> None:
+        head = self.graph.producer(loss)
+        if head is None or self.graph.tensors[loss].shape != ():
+            raise GraphError(f"graph `{self.graph.name}`: the backward starts at one scalar output, or their sum, not at `{loss}`")
+        if loss not in self.needs:
+            raise GraphError(f"graph `{self.graph.name}`: `{loss}` depends on no parameter that is trained; leave one at least unfrozen")
+        seed = cotangent(loss)
+        self.build.tensor(seed, (), self.graph.tensors[loss].dtype)
+        self.build.nodes.append(Node(seed, "fill", (), (seed,), {"value": 1.0}, head.layer, "I", head.name))
+        self.pending[loss] = seed
 
     def _differentiate(self, node: Node) -> None:
         op = self.graph.op(node)
@@ -111,7 +118,7 @@ class _Backward:
         given = {label for o in grad.for_ranks([len(self.build.tensors[t].shape) for t in reads]).inputs for label in o.labels}
         attrs = {**node.attrs, **{label: n for label, n in sizes.items() if label in grad.labels and label not in given}}
         outputs = [f"{cotangent(t)}@{node.name}.{o.name}" for o, t in zip(grad.outputs, gives, strict=True)]
-        name = f"{node.name}.{grad.name.rpartition('.')[2]}"
+        name = f"{node.name}.{parted(grad.name)[0].rpartition('.')[2]}"
         self.build.node(grad.name, reads, name=name, outputs=outputs, attrs=attrs, layer=node.layer, phase="W" if of_params else "I", origin=node.name)
         for tensor, contribution in zip(gives, outputs, strict=True):
             self._contribute(tensor, contribution, node.layer)
@@ -162,8 +169,8 @@ class _Backward:
 
 
 def _differentiable(graph: Graph) -> frozenset[str]:
-    """The tensors whose cotangent somebody needs: parameters, and values that depend on one other than through a `stop`."""
-    found = {t.name for t in graph.params}
+    """The tensors whose cotangent somebody needs: parameters that are trained, and values that depend on one other than through a `stop`."""
+    found = {t.name for t in graph.trained}
     for n in graph.nodes:
         op = graph.op(n)
         flows = any(t in found and o.name not in op.stop for o, t in zip(op.inputs, n.inputs, strict=True))

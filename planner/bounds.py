@@ -11,8 +11,9 @@ from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.frontends.model import Model
-from planner.orders import is_plain, rank_of
+from planner.orders import OWN, STAND_IN, is_plain, schedule_of
 from planner.pricing import work_of
+from planner.schedules import schedule
 from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
 
@@ -34,7 +35,7 @@ class Bounds:
     given: tuple[tuple[int, int], ...] = ()
     rows: tuple[str, ...] = ()
     _graphs: dict[int, Graph] = field(default_factory=dict)
-    _layers: dict[tuple[int, bool], Sequence[float]] = field(default_factory=dict)
+    _layers: dict[tuple[int, bool, bool], Sequence[float]] = field(default_factory=dict)
     _cuts: dict[tuple[int, ...], tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def graph(self, microbatch: int) -> Graph:
@@ -43,41 +44,48 @@ class Bounds:
             self._graphs[microbatch] = self.model.graph(microbatch, self.seq, self.dtype)
         return self._graphs[microbatch]
 
-    def stages(self, num_ranks: int, num_chunks: int = 1, schedule: str = "1f1b") -> tuple[tuple[int, int], ...]:
+    def stages(self, num_ranks: int, num_chunks: int = 1, name: str = "1f1b") -> tuple[tuple[int, int], ...]:
         """[first, last) of every stage, cut by the layers' floating point operations, so that ranks that hold several are even; as the user says, if so."""
         if self.given:
             return self.given
-        rank = tuple(rank_of(schedule, self.rows, i, num_ranks) for i in range(num_ranks * num_chunks))
+        chosen = schedule_of(STAND_IN if name == "auto" else name, self.rows)
+        rank = tuple(chosen.rank_of(i, num_ranks) for i in range(num_ranks * num_chunks))
         if rank not in self._cuts:
             self._cuts[rank] = cut_for_ranks(layer_flops(self.graph(1)), rank)
         return self._cuts[rank]
 
-    def layer_s(self, mbs: int, recompute: bool) -> Sequence[float]:
-        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device."""
-        if (mbs, recompute) not in self._layers:
+    def layer_s(self, mbs: int, recompute: bool, floor: bool = False) -> Sequence[float]:
+        """Kernel seconds of every layer, forward and backward, of `mbs` samples on one device; `floor`: what no way of cutting them goes below."""
+        if (mbs, recompute, floor) not in self._layers:
             graph = self.graph(mbs)
-            self._layers[mbs, recompute] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else ())
-        return self._layers[mbs, recompute]
+            self._layers[mbs, recompute, floor] = kernel_seconds(graph, self.cost, block_layers(graph) if recompute else (), floor)
+        return self._layers[mbs, recompute, floor]
 
     def lower_bound_s(self, c: Candidate) -> float:
-        """The heaviest stage's kernels, each as fast on a part as on the whole, and the pipeline's fill and drain; no communication, no optimizer."""
-        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full")]
+        """The heaviest stage's kernels, each as fast as any part of it, and the pipeline's fill and drain; no communication, no optimizer."""
+        return self._pipeline_s(c, floor=True)
+
+    def _pipeline_s(self, c: Candidate, floor: bool) -> float:
+        weights = [s / c.tp for s in self.layer_s(c.mbs, c.recompute == "full", floor)]
         if not is_plain(c.schedule, c.vpp):
             # what fills such a pipeline is another schedule's business: only the work of the busiest rank is sure
-            return c.num_microbatches * max(sum(weights) / c.pp, *weights)
+            copies = 1 if c.schedule in OWN else schedule(c.schedule).copies
+            return c.num_microbatches * max(sum(weights) / c.pp, max(weights) / copies)
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
     def guess_s(self, c: Candidate) -> float:
-        """The bound, two all-reduces a block and direction, half of the gradients' reduction, the gathering of parameters that do not fit. Not a promise."""
+        """The kernels as they are uncut, two all-reduces a block and direction, half of the gradients' reduction, the gathering of parameters that do not fit.
+        No bound, no promise.
+        """
         graph = self.graph(1)
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
         nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
         tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        held, group = graph.num_params / (c.tp * c.pp), tuple(range(0, c.dp * c.tp, c.tp))
+        held, group = sum(p.num_elements for p in graph.trained) / (c.tp * c.pp), tuple(range(0, c.dp * c.tp, c.tp))
         reduce_s = self.cost.collective_s("all_reduce", held * max(4, DTYPE_BYTES[self.dtype]), group)
         passes = c.num_microbatches + c.pp - 1
-        computed_s = self.lower_bound_s(c) + tensor_s / c.pp * passes
+        computed_s = self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes
         if held * (DTYPE_BYTES[self.dtype] + 4) < GATHERED * self.cost.cluster.devices[0].usable_bytes:
             return computed_s + 0.5 * reduce_s
         # parameters and gradients do not fit unless they are split: gathered there and back, reduced, in every microbatch
@@ -85,8 +93,9 @@ class Bounds:
         return max(computed_s, c.num_microbatches * (gathered_s + self.cost.collective_s("reduce_scatter", held * DTYPE_BYTES[self.dtype], group)))
 
 
-def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ()) -> list[float]:
-    """Seconds of the kernels of every layer of the chain, forward and backward, on one device; equal kernels are priced once."""
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; equal kernels are priced once."""
+    price = cost.floor_s if floor else cost.compute_s
     facts = analyse(graph, recompute)
     out = [0.0] * graph.num_layers
     known: dict[tuple[Any, ...], float] = {}
@@ -96,7 +105,7 @@ def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = ())
         key = (n.op, times, tuple(sizes.items()), tuple(op.name for op in fact.grads))
         if key not in known:
             ops = (*(fact.op,) * times, *fact.grads)
-            known[key] = sum(cost.compute_s(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
+            known[key] = sum(price(o.name, dtype, *work_of(o, sizes, n.attrs, DTYPE_BYTES[dtype])) for o in ops if not o.copies)
         out[n.layer] += known[key]
     return out
 

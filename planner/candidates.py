@@ -7,27 +7,40 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from ir.errors import InputError, PlanError
-from ir.graph import Graph
+from ir.graph import Graph, Node
+from planner.dims import EXPERT_PRODUCTS
+from planner.hints import Hint, check_hint, is_hint, parse_hint
+from planner.imports import parse_layout, read_tp_plan
 from planner.orders import OWN, table_fix
+from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
-from planner.stages import parse_layout
+from planner.stages import parse_stages
 
-KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "recompute", "zero", "sp")
+KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 """What `--fix` may hold besides tensor placements."""
 
-NOT_YET = {"cp": 1, "ep": 1}
+PIECES = (2, 4, 8)
+"""Into how many pieces a schedule that cuts sequences is tried to cut them."""
+
+MESH_AXES = ("dp", "ep", "tp")
+"""The axes of a stage's mesh, outer first; `ep` only where experts are split over it."""
+
+NOT_YET = {"cp": 1}
 """Keys whose only legal value is this one in the space searched here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank."""
+    """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank, `pieces` how many a sequence is cut into (0: whole).
+
+    The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`.
+    """
 
     dp: int
     tp: int
@@ -37,10 +50,20 @@ class Candidate:
     schedule: str
     recompute: str
     vpp: int = 1
+    ep: int = 1
+    pieces: int = 0
+
+    @property
+    def mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Axes and shape of a stage's mesh."""
+        if self.ep == 1:
+            return ("dp", "tp"), (self.dp, self.tp)
+        return MESH_AXES, (self.dp // self.ep, self.ep, self.tp)
 
     def __str__(self) -> str:
-        virtual = f" vpp{self.vpp}" if self.vpp > 1 else ""
-        return f"dp{self.dp} tp{self.tp} pp{self.pp}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
+        virtual = (f" vpp{self.vpp}" if self.vpp > 1 else "") + (f" seq_chunks{self.pieces}" if self.pieces else "")
+        experts = f" ep{self.ep}" if self.ep > 1 else ""
+        return f"dp{self.dp} tp{self.tp} pp{self.pp}{experts}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
 
 
 def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> dict[str, Any]:
@@ -48,30 +71,35 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     out: dict[str, Any] = {}
     table: dict[str, Any] = {}
     if str(fix.get("schedule", "")).endswith(".csv"):
-        table = table_fix(str(fix["schedule"]))
+        table = table_fix(str(fix["schedule"]), _typed("seq_chunks", fix.get("seq_chunks", 1)))
         fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
     for key, value in fix.items():
+        if is_hint(value):
+            out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
+            check_hint(out[key], graph, MESH_AXES)
+            continue
         if key not in KEYS:
-            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}")
+            raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
         out[key] = _typed(key, value)
     for key, only in NOT_YET.items():
         if out.get(key, only) != only:
             raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
-    known = [name for name, s in SCHEDULES.items() if s.copies == 1]
-    if "schedule" in out and out["schedule"] not in (*known, "auto"):
-        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(known)}, auto, or the path of a table (.csv)")
+    if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
+        raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
     out |= table
     if out.get("schedule") == "auto" and out.get("vpp", 1) > 1:
         raise PlanError(f"--fix schedule=auto,vpp={out['vpp']}: auto searches orders of one stage a rank; leave vpp out")
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
+    _check_pieces(out, graph, table)
     if out.get("recompute", "none") not in ("none", "full"):
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
     if out.get("zero", 0) not in (0, 1, 2, 3):
         raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
     _check_product(out, num_devices)
+    _check_ep(out, graph, num_devices)
     _check_tp(out, graph, num_devices)
     blocks = graph.num_layers - 2
     if out.get("pp", 1) * out.get("vpp", 1) > blocks:
@@ -81,8 +109,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
 
 
 def fix_stages(fix: Mapping[str, Any], text: str, graph: Graph) -> dict[str, Any]:
-    """`fix` with the stages of a layout as `planner.stages.parse_layout` reads it, and with pp and vpp as they follow. Raises InputError or PlanError."""
-    stages = parse_layout(text, graph.num_layers)
+    """`fix` with the stages of a layout as `planner.stages.parse_stages` reads it, and with pp and vpp as they follow. Raises InputError or PlanError."""
+    stages = parse_stages(text, graph.num_layers)
     out = {**fix, "stages": stages}
     pp, vpp = fix.get("pp"), fix.get("vpp")
     if pp is None:
@@ -96,6 +124,10 @@ def fix_stages(fix: Mapping[str, Any], text: str, graph: Graph) -> dict[str, Any
 
 
 def _typed(key: str, value: Any) -> Any:
+    if key == "layout":
+        return value if isinstance(value, Mapping) else parse_layout(str(value))
+    if key == "tp_plan":
+        return value if isinstance(value, Mapping) else read_tp_plan(str(value))
     if key in ("schedule", "recompute"):
         return str(value)
     if key == "sp":
@@ -112,6 +144,18 @@ def _typed(key: str, value: Any) -> Any:
     return number
 
 
+def _check_pieces(fix: dict[str, Any], graph: Graph, table: Mapping[str, Any]) -> None:
+    """`seq_chunks` cuts the sequence of a schedule that takes pieces: seq1f1b where none is named, or the user's table."""
+    if "seq_chunks" not in fix:
+        return
+    if fix["seq_chunks"] > sequence_length(graph):
+        raise PlanError(f"--fix seq_chunks={fix['seq_chunks']}: a sequence of {sequence_length(graph)} tokens has no more pieces than tokens")
+    if fix.setdefault("schedule", "seq1f1b") == "auto":
+        raise PlanError(f"--fix schedule=auto,seq_chunks={fix['seq_chunks']}: auto searches orders of whole sequences; leave seq_chunks out")
+    if not table:
+        schedule(fix["schedule"], fix["seq_chunks"])
+
+
 def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
     known = {k: fix[k] for k in ("dp", "tp", "pp") if k in fix}
     product = math.prod(known.values())
@@ -124,9 +168,31 @@ def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
 
 def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
     """Numbers of ways that the key and value heads of every attention divide into, up to the number of devices."""
-    heads = [graph.sizes(n)["g"] for n in graph.nodes if n.op == "attention"]
+    heads = [graph.sizes(n)["g"] for n in graph.nodes if is_attention(n)]
     common = reduce(math.gcd, heads, 0)
     return tuple(n for n in range(1, num_devices + 1) if common % n == 0) if common else tuple(range(1, num_devices + 1))
+
+
+def is_attention(node: Node) -> bool:
+    """Whether the node is attention of some kind."""
+    return node.op.partition("_")[0] == "attention"
+
+
+def legal_ep(graph: Graph, dp: int) -> tuple[int, ...]:
+    """Numbers of ways that the experts of every layer divide into, of those that divide `dp`; (1,) without experts."""
+    experts = [graph.sizes(n)["e"] for n in graph.nodes if n.op in EXPERT_PRODUCTS]
+    return tuple(_divisors(math.gcd(dp, *experts))) if experts else (1,)
+
+
+def _check_ep(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
+    ep = fix.get("ep", 1)
+    most = fix.get("dp", num_devices // math.prod(fix.get(k, 1) for k in ("tp", "pp")))
+    legal = legal_ep(graph, most)
+    if ep == 1 or ep in legal:
+        return
+    if legal_ep(graph, num_devices**2) == (1,):
+        raise PlanError(f"--fix ep={ep}: `{graph.name}` has no experts to split; leave ep out")
+    raise PlanError(f"--fix ep={ep}: ep divides the experts and the {most} data-parallel ranks; legal are {', '.join(map(str, legal))}")
 
 
 def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
@@ -134,7 +200,7 @@ def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
         return
     legal = legal_tp(graph, max(num_devices, fix["tp"]))
     if fix["tp"] not in legal:
-        sizes = next(graph.sizes(n) for n in graph.nodes if n.op == "attention")
+        sizes = next(graph.sizes(n) for n in graph.nodes if is_attention(n))
         raise PlanError(
             f"--fix tp={fix['tp']}: `{graph.name}` has {sizes['g'] * sizes['r']} heads and {sizes['g']} KV heads, which {fix['tp']} does not divide; "
             f"legal tp are {', '.join(map(str, legal))}"
@@ -175,18 +241,29 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             num_microbatches = batch // (dp * mbs)
             name = fix.get("schedule", "1f1b")
             vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
-            if pp * vpp <= blocks + 2 and (pp * vpp <= blocks or "stages" in fix) and _is_legal(name, pp, num_microbatches, vpp, fix):
-                for recompute in [fix["recompute"]] if "recompute" in fix else ["none", "full"]:
-                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp)
+            if not (pp * vpp <= blocks or ("stages" in fix and pp * vpp <= blocks + 2)) or not _is_legal(name, pp, num_microbatches, vpp, fix):
+                continue
+            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
+            for recompute, ep, pieces in itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph)):
+                if fix.get("ep", ep) == ep:
+                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
+
+
+def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:
+    """How many pieces are tried; 0 for whole sequences."""
+    if "seq_chunks" in fix:
+        return (fix["seq_chunks"],)
+    cuts = name not in OWN and schedule(name).pieces > 1
+    return [k for k in PIECES if k <= sequence_length(graph)] if cuts else (0,)
 
 
 def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[Candidate]:
-    """The point itself, and where the schedule is open, the point under every other schedule that it can run."""
+    """The point itself, and where the schedule is open, the point under every other that keeps one copy of the parameters and sequences whole."""
     yield base
-    if "schedule" in fix or base.pp == 1:
+    if "schedule" in fix or base.pp == 1 or base.pieces:
         return
     for name, known in SCHEDULES.items():
-        if name == base.schedule or known.copies > 1 or (known.chunks is None and name == "interleaved-megatron"):
+        if name == base.schedule or known.copies > 1 or known.pieces > 1 or (known.chunks is None and name == "interleaved-megatron"):
             continue  # Megatron's interleaving takes the same orders at fewer sizes
         for vpp in WIDTHS if known.chunks is None else (known.chunks,):
             if "stages" in fix and len(fix["stages"]) != base.pp * vpp:

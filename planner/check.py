@@ -11,9 +11,10 @@ from ir.graph import Graph, Node
 from ir.op import nd_placements
 from ir.plan import Plan
 from ir.sbp import NdSbp, format_nd
-from ir.units import DTYPE_BYTES
+from ir.units import DTYPE_BYTES, is_floating
+from planner.optimizers import is_hidden, update_of, with_defaults
 from planner.orders import check_schedule
-from planner.single import OPTIMIZERS
+from planner.pieces import unroll, unrolled_plan
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
@@ -25,6 +26,12 @@ def check_plan(graph: Graph, plan: Plan) -> Plan:
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
+    if plan.pieces:
+        cut = unroll(graph, plan)
+        each = unrolled_plan(plan, cut)
+        for node in cut.nodes:
+            _check_node(cut, each, node)
+        _check_placements(cut, each)
     return plan
 
 
@@ -36,11 +43,10 @@ def _check_sizes(plan: Plan) -> None:
         near = [m for m in range(1, plan.batch + 1) if plan.batch % m == 0]
         near = sorted(sorted(near, key=lambda m: abs(m - plan.num_microbatches))[:4])
         raise PlanError(f"batch {plan.batch} cannot be cut into {plan.num_microbatches} equal microbatches; try {', '.join(map(str, near))}")
-    dtypes = [d for d in DTYPE_BYTES if not d.startswith("int")]
+    dtypes = list(filter(is_floating, DTYPE_BYTES))
     if plan.dtype not in dtypes:
         raise PlanError(f"dtype `{plan.dtype}` is not known; known are {', '.join(dtypes)}")
-    if plan.optimizer.get("name") not in OPTIMIZERS:
-        raise PlanError(f"optimizer `{plan.optimizer.get('name')}` is not known; known are {', '.join(OPTIMIZERS)}")
+    with_defaults(plan.optimizer)
 
 
 def _check_mesh(plan: Plan) -> None:
@@ -57,12 +63,23 @@ def _check_stages(graph: Graph, plan: Plan) -> None:
         raise PlanError(f"rank {twice[0]} stands in {ranks[twice[0]]} places; stages have the same ranks or none in common")
     if any(len(s.ranks) != math.prod(plan.mesh_shape) for s in plan.stages):
         raise PlanError(f"every stage needs {math.prod(plan.mesh_shape)} ranks for mesh {dict(zip(plan.axes, plan.mesh_shape, strict=True))}")
-    cuts = [0, *(s.last for s in plan.stages)]
-    if any(s.first != cut or s.last <= s.first for s, cut in zip(plan.stages, cuts, strict=False)) or cuts[-1] != graph.num_layers:
+    cuts = [0, *(s.last % graph.num_layers for s in plan.stages)]
+    if any(s.first != cut or not s.first < s.last <= graph.num_layers for s, cut in zip(plan.stages, cuts, strict=False)) or cuts[-1]:
         spans = [(s.first, s.last) for s in plan.stages]
         raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
+    _check_copies(graph, plan)
     if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
         raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+
+
+def _check_copies(graph: Graph, plan: Plan) -> None:
+    """Whether copies of the pipeline take equal parts of the batch, and the two of a layer lie on ranks of their own."""
+    if plan.num_microbatches % plan.copies:
+        raise PlanError(f"{plan.copies} copies of the pipeline cannot share {plan.num_microbatches} microbatches equally; give a multiple of {plan.copies}")
+    for layer in range(graph.num_layers):
+        where = [plan.stages[plan.stage_of(layer, copy)].ranks for copy in range(plan.copies)]
+        if len(set(where)) < len(where):
+            raise PlanError(f"layer {layer} lies twice on ranks {where[0]}; copies of a layer belong on different ranks, as dualpipe puts them")
 
 
 def _check_node(graph: Graph, plan: Plan, node: Node) -> None:
@@ -96,6 +113,13 @@ def _check_placements(graph: Graph, plan: Plan) -> None:
         for nd, what in ((place.state, "state"), (place.held, "held")):
             if any(s.is_partial for s in nd):
                 raise PlanError(f"parameter `{p.name}`: {what} is {format_nd(nd, plan.axes)}; only a gradient can be P")
+        if not p.frozen:
+            update = update_of(with_defaults(plan.optimizer), p, is_hidden(graph, p.name))
+            if not update.is_legal(place.state, plan.mesh_shape):
+                sizes = ", ".join(f"{label} = {n}" for label, n in update.sizes.items())
+                raise PlanError(f"parameter `{p.name}`: state is {format_nd(place.state, plan.axes)}, where {update.last.sentence} cannot be split: {sizes}")
+        elif len(set(place)) > 1:
+            raise PlanError(f"parameter `{p.name}` is frozen: it lies where it is held; give state, held and gradient one placement")
     for tensor, hub in plan.hubs.items():
         if tensor not in graph.tensors:
             raise PlanError(f"the plan has a hub for tensor `{tensor}`, which `{graph.name}` has not; it was made for another model: plan again")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,11 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.folding import Layers
 from planner.lower import joint_graph, write
-from planner.orders import kept, rank_of
+from planner.orders import STAND_IN, kept, schedule_of
 from planner.pipeline_costs import Pipeline
 from planner.placement import Placed, new_tables, search
 from planner.pricing import MeshPricing
-from planner.space import Space, layout_space
+from planner.space import Space
 from planner.stage_costs import Folded, StageCost, fold_stages, lengthened, stage_costs
 from planner.tables import Tables
 
@@ -36,9 +36,8 @@ class Drafts:
     cluster: Cluster
     batch: int
     optimizer: Mapping[str, Any]
-    fix: Mapping[str, Any]
-    space: Space
-    _tables: dict[tuple[int, ...], Tables] = field(default_factory=dict)
+    space: Callable[[Graph, Mesh], Space]
+    _tables: dict[tuple[tuple[str, ...], tuple[int, ...]], Tables] = field(default_factory=dict)
     _layers: dict[int, Layers] = field(default_factory=dict)
     _graphs: dict[tuple[int, tuple[int, ...]], Graph] = field(default_factory=dict)
     _placed: list[Placed] = field(default_factory=list)
@@ -50,27 +49,24 @@ class Drafts:
     def place(self, c: Candidate, price: float, graph: Graph) -> Placed:
         """The cheapest placement of a graph of the candidate's microbatch at this price of memory, in steps per filling of the device."""
         mesh = self.mesh(c)
-        pricing = MeshPricing(self.bounds.cost, mesh)
-        if mesh.shape not in self._tables:
-            self._tables[mesh.shape] = new_tables(mesh.axes, mesh.shape, pricing)
         return search(
-            graph, mesh.axes, mesh.shape, pricing, tables=self._tables[mesh.shape], num_microbatches=c.num_microbatches,
-            memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self._in_flight(c) if price else 1,
-            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer["name"],
-            space=layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & self.space,
+            graph, mesh.axes, mesh.shape, self.pricing(mesh), tables=self.tables(mesh), num_microbatches=c.num_microbatches,
+            memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self.in_flight(c) if price else 1,
+            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer, space=self.space(graph, mesh),
         )  # fmt: skip
 
     def mesh(self, c: Candidate) -> Mesh:
-        return Mesh(("dp", "tp"), (c.dp, c.tp), tuple(range(c.dp * c.tp)))
+        return Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
 
-    def plan(self, c: Candidate, price: float = 0.0) -> Plan:
-        """The whole plan, but for its layout."""
-        graph, rows = self.bounds.graph(c.mbs * c.dp), self.bounds.rows
-        stages = tuple(Stage(a, b, self._ranks(c, rank_of(c.schedule, rows, i, c.pp))) for i, (a, b) in enumerate(self.bounds.stages(c.pp, c.vpp, c.schedule)))
-        placed = self.place(c, price, graph)
-        return self._plan(c, placed, stages, c.num_microbatches, block_layers(graph) if c.recompute == "full" else (), c.schedule, rows)
+    def pricing(self, mesh: Mesh) -> MeshPricing:
+        return MeshPricing(self.bounds.cost, mesh)
 
-    def _in_flight(self, c: Candidate) -> int:
+    def tables(self, mesh: Mesh) -> Tables:
+        if (mesh.axes, mesh.shape) not in self._tables:
+            self._tables[mesh.axes, mesh.shape] = new_tables(mesh.axes, mesh.shape, self.pricing(mesh))
+        return self._tables[mesh.axes, mesh.shape]
+
+    def in_flight(self, c: Candidate) -> int:
         """Microbatches whose activations the price counts. One placement serves all schedules of a layout that keep about as many as 1F1B."""
         keeps_all = c.schedule in ("gpipe", "looped-bfs")
         return math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)) if keeps_all else min(c.pp, c.num_microbatches)
@@ -94,7 +90,8 @@ class Drafts:
     def pipeline(self, c: Candidate, price: float, splits: bool) -> Pipeline:
         """The candidate's stages, priced. `splits`: whether its weight gradients are held back."""
         cuts = self.bounds.stages(c.pp, c.vpp, c.schedule)
-        rank = tuple(rank_of(c.schedule, self.bounds.rows, i, c.pp) for i in range(len(cuts)))
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows)
+        rank = tuple(chosen.rank_of(i, c.pp) for i in range(len(cuts)))
         folded = fold_stages(self._chain(c).classes, cuts)
         costs = self._kinds(c, price, splits, folded)
         shorter = costs if folded.is_whole else self._kinds(c, price, splits, folded, shorter=True)
@@ -117,7 +114,7 @@ class Drafts:
 
     def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.pp, c.mbs, c.recompute, folded.kinds)
+        where = (c.dp, c.tp, c.pp, c.ep, c.mbs, c.recompute, folded.kinds)
         placed = self._placement(c, price, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
@@ -129,7 +126,7 @@ class Drafts:
 
     def _placement(self, c: Candidate, price: float, graph: Graph, where: tuple[Any, ...]) -> int:
         """The number of the draft's placement: two prices that lead to the same decisions share all that follows from them."""
-        key = (*where, price, self._in_flight(c) if price else 1)
+        key = (*where, price, self.in_flight(c) if price else 1)
         if key not in self._numbers:
             placed = self.place(c, price, graph)
             same = (n for k, n in self._numbers.items() if k[: len(where)] == where and _decides(self._placed[n]) == _decides(placed))

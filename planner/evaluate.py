@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ir.cluster import Cluster
-from ir.op import Rule
-from ir.plan import Plan
+from ir.graph import Graph
+from ir.mesh import Mesh
+from ir.plan import Plan, Stage
 from ir.units import GIB
 from planner.bounds import Bounds
-from planner.candidates import Candidate
+from planner.candidates import Candidate, block_layers
 from planner.drafts import Drafts
+from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.foretell import foretell
-from planner.orders import OWN, rows_of
+from planner.hints import Hint, hinted_space
+from planner.imports import layout_limits, tp_plan_limits
+from planner.lower import joint_graph, representatives, write
+from planner.orders import OWN, STAND_IN, kept, rows_of, schedule_of
+from planner.pieces import balanced
 from planner.pipeline_costs import Pipeline
+from planner.placement import search
 from planner.schedules import Orders, schedule
 from planner.schedules.auto import Effort, Limits, search_orders
 from planner.schedules.slot import Slot
-from planner.space import Limit, Space
+from planner.space import Space, layout_space, no_batch
 from planner.summary import layout
 from simulator.cost import CostModel
-from simulator.memory import Ledger
+from simulator.estimate import estimate
+from simulator.memory import Ledger, ledger
 
 PRICES = (0.0, 0.03, 1.0, 30.0)
 """Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
 
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
-
-NO_BATCH_ON_TP = Space(rules=(Limit("*", "tp", lambda rule: rule != Rule("split", "b")),))
-"""A batch split over `tp` would be data parallelism under another name, which is a candidate of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +79,11 @@ class Evaluator:
 
     @cached_property
     def drafts(self) -> Drafts:
-        return Drafts(self.bounds, self.cluster, self.batch, self.optimizer, self.fix, NO_BATCH_ON_TP)
+        return Drafts(self.bounds, self.cluster, self.batch, self.optimizer, self.space)
 
     @cached_property
     def footprint(self) -> Footprint:
-        return Footprint(self.bounds, self.optimizer["name"])
+        return Footprint(self.bounds, self.optimizer)
 
     def may_fit(self, c: Candidate) -> bool:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
@@ -103,7 +109,9 @@ class Evaluator:
         return next((e for e in between if e.fits(self.memory_fraction)), tightest)
 
     def evaluate_at(self, c: Candidate, price: float) -> Evaluated:
-        """The draft at this price of memory."""
+        """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
+        if c.pieces or (c.schedule not in OWN and schedule(c.schedule).copies * schedule(c.schedule).pieces > 1):
+            return self._whole_at(c, price)
         if c.schedule in OWN:
             pipeline = self.drafts.pipeline(c, price, splits=True)
             rows = self.bounds.rows or rows_of(self._auto(pipeline))
@@ -111,6 +119,12 @@ class Evaluator:
             return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows)
         step = self.drafts.pipeline(c, price, schedule(c.schedule).splits).step(c.schedule)
         return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory)
+
+    def _whole_at(self, c: Candidate, price: float) -> Evaluated:
+        plan = self.plan(c, price)
+        program = write(joint_graph(self.bounds.graph(plan.microbatch), plan), plan, representatives(plan, self.cluster))
+        bound_s = estimate(program, self.cost)
+        return Evaluated(c, price, bound_s, bound_s, bound_s, ledger(program, cluster=self.cluster))
 
     def _auto(self, pipeline: Pipeline) -> Orders:
         """The best orders for the stages' own times and for what memory the rest of them leaves to activations."""
@@ -121,10 +135,45 @@ class Evaluator:
     # ---- whole plans -----------------------------------------------------------------------------------------------------------------------------------
 
     def plan(self, c: Candidate, price: float = 0.0, orders: tuple[str, ...] = ()) -> Plan:
-        """The candidate with the cheapest placement of all its layers at this price of memory."""
-        plan = self.drafts.plan(c, price)
-        plan = replace(plan, orders=orders) if orders else plan
-        return replace(plan, layout=layout(self.bounds.graph(plan.microbatch), plan))
+        """The candidate with the cheapest placement of all its layers at this price of memory, in steps per filling of the device; `orders` of its own."""
+        bounds, model = self.bounds, self.bounds.model
+        graph = bounds.graph(c.mbs * c.dp)
+        mesh = Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
+        recompute = block_layers(graph) if c.recompute == "full" else ()
+        pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
+        num_pieces = max(1, len(pieces))
+        # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
+        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
+        in_flight = math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces) if c.pieces else self.drafts.in_flight(c)
+        placed = search(
+            piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
+            memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
+            in_flight=in_flight, recompute=recompute, optimizer=self.optimizer, space=self.space(piece, mesh),
+        )  # fmt: skip
+        rows = orders or self.bounds.rows
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
+        stages = tuple(
+            Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
+            for site, (a, b) in ((chosen.rank_of(i, c.pp), cut) for i, cut in enumerate(bounds.stages(c.pp, c.vpp, c.schedule) * chosen.copies))
+        )
+        plan = Plan(
+            model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
+        )  # fmt: skip
+        return replace(plan, layout=layout(graph, plan))
+
+    def space(self, graph: Graph, mesh: Mesh) -> Space:
+        """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
+        space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
+        if "layout" in self.fix:
+            space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
+        if "tp_plan" in self.fix:
+            space &= tp_plan_limits(self.bounds.model, graph, self.fix["tp_plan"])
+        hints = [value for value in self.fix.values() if isinstance(value, Hint)]
+        if not hints:
+            return space
+        return space & hinted_space(graph, mesh.axes, mesh.shape, hints, uneven_labels(graph, analyse(graph), space.uneven)[1])
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ir.cluster import Cluster
 from ir.errors import HeadraceError
-from ir.graph import Graph, Node
-from ir.op import Rule
 from ir.plan import Plan
 from ir.program import Program
 from ir.units import GIB, nbytes, seconds
+from planner import compare, reshards, signatures
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
 from planner.summary import metrics
+from planner.words import parameters, placements, ways_as_lines
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.memory import ledger
@@ -34,63 +34,37 @@ class Explanation:
         return self.text
 
 
-def explain(model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, Any] | None = None) -> Explanation:
-    """What binds the plan, how its operators are cut, what faster links or more memory would give, and with `why_not` how another layout compares.
+def explain(
+    model: Model, cluster: Cluster, plan: Plan, why_not: Mapping[str, Any] | None = None, about: str | None = None, against: Plan | None = None
+) -> Explanation:  # fmt: skip
+    """What binds the plan, how its operators are cut, what each re-shard costs, and what faster links would give.
 
-    Raises PlanError when the plan does not belong to the model.
+    `why_not`: how another layout compares. `about`: names of operators or parameters whose other signatures are judged. `against`: another plan, compared
+    tensor by tensor. Raises PlanError when the plan does not belong to the model.
     """
     cost = CostModel(cluster)
     program = lower(model, plan, ranks=representatives(plan, cluster))
     timeline = simulate(program, cost, steps=2)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
     graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+    found_reshards = reshards.reshards(program, cost)
     document: dict[str, Any] = {
         "layout": dict(plan.layout), "step_s": found["step_s"], "breakdown": found["breakdown"], "binds": binds(found), "peak_gib": found["peak_gib"],
-        "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "if": _what_if(cluster, program, found["step_s"]),
+        "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "parameters": parameters(plan),
+        "reshards": [r.to_json() for r in found_reshards], "if": _what_if(cluster, program, found["step_s"]),
     }  # fmt: skip
-    lines = _lines(document)
+    lines = _lines(document, found_reshards)
+    if about:
+        judged = signatures.signatures(model, cluster, plan, about)
+        document["about"] = [s.to_json() for s in judged]
+        lines += signatures.as_lines(judged)
+    if against is not None:
+        document["against"] = compare.against(replace(plan, predicted=found), against)
+        lines += compare.as_lines(document["against"])
     if why_not:
         document["why_not"] = other = _why_not(model, cluster, plan, found, why_not)
         lines += ["", f"Why not {', '.join(f'{k}={v}' for k, v in why_not.items())}? {other['why']}"]
     return Explanation(document, "\n".join(lines))
-
-
-# ---- placements in words -------------------------------------------------------------------------------------------------------------------------------
-
-
-def placements(graph: Graph, plan: Plan) -> dict[str, dict[str, list[str]]]:
-    """For every axis, the ways in which operators act on it, each with the nodes that do; numbered layers are written once, as `h.*`."""
-    out: dict[str, dict[str, list[str]]] = {}
-    for k, axis in enumerate(plan.axes):
-        if plan.mesh_shape[k] == 1:
-            continue
-        ways: dict[str, dict[str, None]] = out.setdefault(axis, {})  # type: ignore[assignment]
-        for n in graph.nodes:
-            ways.setdefault(in_words(graph, n, plan.rules[n.name][k]), {})[_pattern(n.name)] = None
-    return {axis: {way: list(names) for way, names in ways.items()} for axis, ways in out.items()}
-
-
-SPLITS = {
-    "b": "split along the batch", "s": "split along the sequence", "v": "split along the vocabulary", "g": "split by heads", "h": "split along the width",
-}  # fmt: skip
-"""What people call a split of these labels of an operator's sentence."""
-
-
-def in_words(graph: Graph, node: Node, rule: Rule) -> str:
-    """A rule as people say it: data parallel, column split, row split, by heads, ..."""
-    if rule.kind == "B":
-        return "the same on every rank"
-    if rule.kind == "B~P":
-        return "the same on every rank, its cotangent passed on as a partial sum"
-    if rule.kind == "linear":
-        return "applied to partial sums"
-    if graph.op(node).is_contraction and rule.on in ("n", "k"):
-        return "column split" if rule.on == "n" else "row split"
-    return SPLITS.get(rule.on, f"split along {rule.on}")
-
-
-def _pattern(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 # ---- what would change it --------------------------------------------------------------------------------------------------------------------------------
@@ -133,7 +107,7 @@ def _why_not(model: Model, cluster: Cluster, plan: Plan, mine: Mapping[str, Any]
 # ---- for people --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _lines(document: Mapping[str, Any]) -> list[str]:
+def _lines(document: Mapping[str, Any], moved: Sequence[reshards.Reshard]) -> list[str]:
     shape = document["layout"]
     lines = [
         "  ".join(f"{k}={v}" for k, v in shape.items()),
@@ -142,14 +116,15 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
         "",
     ]
     lines += [f"  {PARTS[k]:<34} {seconds(v):>10}  {v / document['step_s']:>6.1%}" for k, v in document["breakdown"].items()]
-    for axis, ways in document["placements"].items():
-        lines += ["", f"on axis {axis}:"]
-        lines += [f"  {way}: {', '.join(names)}" for way, names in ways.items()]
+    lines += ways_as_lines(document["placements"], "")
+    lines += ways_as_lines(document["parameters"], ", parameters")
     if document["comm"]:
         lines += ["", "communication a step:"]
         lines += [
             f"  {c['axis']:<6} {c['kind']:<15} {c['count']:>5} x, {nbytes(c['nbytes'])}, {seconds(c['time_s'])}, exposed {seconds(c['exposed_s'])}"
             for c in document["comm"]
         ]
+    if moved:
+        lines += ["", "re-shards of a step, the dearest first:", *reshards.as_lines(moved)]
     lines += [""] + [f"with {row['what']}: {seconds(row['step_s'])} ({row['saved']:.1%} less)" for row in document["if"]]
     return lines

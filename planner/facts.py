@@ -87,8 +87,8 @@ def uneven_labels(graph: Graph, facts: Facts, labels: frozenset[str]) -> tuple[d
 
 
 def _requires(graph: Graph) -> set[str]:
-    """Tensors that depend on a parameter through operators that have gradients."""
-    found = {t.name for t in graph.params}
+    """Tensors that depend on a trained parameter through operators that have gradients."""
+    found = {t.name for t in graph.trained}
     for n in graph.nodes:
         op = graph.op(n)
         if op.grads and any(t in found and o.name not in op.stop for t, o in zip(n.inputs, op.inputs, strict=True)):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ir.units import DTYPE_BYTES
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
-from planner.orders import is_plain
+from planner.optimizers import is_hidden, state_dtype, update_of
+from planner.orders import OWN, is_plain
 from planner.schedules import schedule
-from planner.tables import num_optimizer_states, state_dtype
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Footprint:
     """Of the candidates of one search. No placement cuts a tensor into more parts than a stage has ranks, so every stage needs at least its even share."""
 
     bounds: Bounds
-    optimizer: str
+    optimizer: Mapping[str, Any]
     _saved: dict[bool, Sequence[float]] = field(default_factory=dict)
     _state: list[float] = field(default_factory=list)
 
@@ -30,8 +31,18 @@ class Footprint:
         stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
         stashes = [schedule(c.schedule).memory(stage, c.pp, c.num_microbatches, 1) if plain else 1 for stage in range(len(stages))]
-        needs = (sum(state[a:b]) + n * num_samples * sum(saved[a:b]) for n, (a, b) in zip(stashes, stages, strict=True))
+        held = self._held(c, [sum(state[a:b]) for a, b in stages])
+        needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
         return max(needs) / (c.dp * c.tp)
+
+    @staticmethod
+    def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:
+        """By stage of the first copy what its rank holds of `stages`: another one too where each is there twice."""
+        if c.schedule in OWN or schedule(c.schedule).copies == 1:
+            return stages
+        chosen = schedule(c.schedule)
+        ranks = [chosen.rank_of(i, c.pp) for i in range(len(stages) * chosen.copies)]
+        return [sum(stages[i % len(stages)] for i, r in enumerate(ranks) if r == rank) for rank in ranks[: len(stages)]]
 
     def saved(self, recompute: bool) -> Sequence[float]:
         """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward."""
@@ -40,6 +51,8 @@ class Footprint:
             facts = analyse(one, block_layers(one) if recompute else ())
             out = [0.0] * one.num_layers
             for n in one.nodes:
+                if one.op(n).copies:
+                    continue  # whoever reads the copy reads the original
                 out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if facts.saved[t])
             self._saved[recompute] = out
         return self._saved[recompute]
@@ -51,7 +64,8 @@ class Footprint:
             out = [0.0] * graph.num_layers
             for p in graph.params:
                 wide = state_dtype(p.dtype)
-                num_wide = 1 + num_optimizer_states(self.optimizer) + (wide != p.dtype)
-                out[graph.consumers(p.name)[0][0].layer] += p.nbytes + num_wide * p.num_elements * DTYPE_BYTES[wide]
+                kept = 0 if p.frozen else update_of(self.optimizer, p, is_hidden(graph, p.name)).nbytes
+                num_wide = 0 if p.frozen else 1 + (wide != p.dtype)
+                out[graph.consumers(p.name)[0][0].layer] += p.nbytes + kept + num_wide * p.num_elements * DTYPE_BYTES[wide]
             self._state.extend(out)
         return self._state

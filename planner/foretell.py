@@ -69,8 +69,8 @@ class _Folding:
 
     def run(self) -> Figures:
         plan, layers = self.plan, Layers(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype))
-        if plan.num_microbatches * len(layers.graph.nodes) <= self.small or "num_cores" in self.cost.cluster.profile:
-            return self._over_microbatches(layers, plan, 0)
+        if plan.num_microbatches * len(layers.graph.nodes) <= self.small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
+            return self._simulated(layers, plan, 0, plan.num_microbatches)
         removable = min(_longest(layers.classes, s)[1] for s in plan.stages) - SHORTEST
         if removable < 2:
             return self._over_microbatches(layers, plan, 0)

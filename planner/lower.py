@@ -21,14 +21,17 @@ from ir.program import Actor, Firing, Program, Queue, Register
 from ir.sbp import local_region, split_sizes
 from ir.units import DTYPE_BYTES
 from ir.work import Work
-from planner.arena import share
+from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.orders import orders_of, splits
+from planner.orders import firings, in_its_copy, orders_of, splits
+from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
+from planner.pricing import work_of
 from planner.schedules import Slot
 from planner.schedules.slot import one_line
+from planner.stack import stack
 
 
 class HasGraph(Protocol):
@@ -51,36 +54,39 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
-    """Forward and backward of one microbatch; nothing in it depends on placements."""
-    return backward(scale_loss(graph, plan.num_microbatches), plan.recompute)
+    """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
+    return backward(scale_loss(unroll(graph, plan), plan.num_microbatches), unrolled_layers(plan, plan.recompute))
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
     """What `lower` gives, without proofs."""
-    plan = plan.squeezed()
+    orders, k = orders_of(plan), max(1, len(plan.pieces))
+    line, *slots = unrolled_slots(tuple(in_its_copy(row, plan) for row in (one_line(orders, k), *orders)), k)
+    moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
+    chained = len(plan.sites) == len(plan.stages) and k == 1 and not splits(plan)
+    cuts = tuple(sorted({s.first for s in plan.stages}))
+    plan = unrolled_plan(plan.squeezed(), joint.graph)
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
-    slots = orders_of(plan)
-    moments = {(p, slot.microbatch): at for at, slot in enumerate(one_line(slots)) for p in passes_of(slot)}
-    chained = len(sites) == len(plan.stages) and not splits(plan)
     actors: list[Actor] = []
     registers: list[Register] = []
-    orders: dict[Queue, tuple[Firing, ...]] = {}
+    frozen: dict[Queue, tuple[Firing, ...]] = {}
     passes: dict[str, str] = {}
     for i, site in enumerate(sites):
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
-                registers += writer.registers(rank)
-                orders.update(writer.orders(rank))
+                registers += stack(writer.registers(rank), writer.kept(rank))
+                frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
         "model": plan.model, "model_fingerprint": plan.model_fingerprint, "cluster": plan.cluster, "cluster_fingerprint": plan.cluster_fingerprint,
         "batch": plan.batch, "seq": plan.seq, "dtype": plan.dtype, "optimizer": dict(plan.optimizer), "layout": dict(plan.layout),
-        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "loss": joint.graph.outputs[0],
+        "predicted_step_s": plan.predicted.get("step_s"), "num_ranks": plan.num_ranks, "chained": chained, "cuts": cuts,
+        "loss": whole_name(joint.graph.outputs[0]),
     }  # fmt: skip
-    return share(Program(plan.model, plan.num_microbatches, tuple(actors), tuple(registers), orders, meta), passes)
+    return share(Program(plan.model, firings(plan), tuple(actors), tuple(registers), frozen, meta), passes)
 
 
 def representatives(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
@@ -129,12 +135,16 @@ def passes_of(slot: Slot) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does."""
+    """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does.
+
+    `is_computed`: nothing but the compute queue touches it.
+    """
 
     written: Pass
     read: frozenset[Pass]
     is_in_transit: bool
     sent: Pass | None
+    is_computed: bool
 
 
 _Named = tuple[list[Firing] | None, str, Queue, Pass]
@@ -184,7 +194,8 @@ class _Writer:
             moves = (writer is not None and writer.kind in ("load", "recv")) or any(t.kind == "send" for t in readers[name])
             written = (writer.stage, writer.part) if writer else (-1, "begin")
             sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
-            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent)
+            is_computed = writer is not None and all(t.queue == "compute" for t in (writer, *readers[name]))
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -210,12 +221,23 @@ class _Writer:
         """
         if value.clock == "step":
             return 1
-        life, m = self.lives[value.name], self.plan.num_microbatches
+        life, m = self.lives[value.name], firings(self.plan)
         if life not in self.credits:
             kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
             waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
             self.credits[life] = min(max(kept + life.is_in_transit, waiting), m)
         return self.credits[life]
+
+    def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
+        """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
+        at = {(p, slot.microbatch): place for place, slot in enumerate(self.slots) for p in passes_of(slot)}
+        found = {}
+        for value in self.here.values.values() if self.plan.pieces else ():
+            life = self.lives[value.name]
+            if life.is_computed and self._memory(value) == "saved":
+                ends = (max(at[p, m] for p in life.read) for m in range(self.plan.num_microbatches))
+                found[self._at(value.name, rank)] = tuple(Life(at[life.written, m], end) for m, end in enumerate(ends))
+        return found
 
     def _memory(self, value: Value) -> str:
         life = self.lives[value.name]
@@ -281,7 +303,7 @@ class _Writer:
         reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
         return Actor(
             self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
-            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, task.layer,
+            self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, whole_layer(self.plan, task.layer),
         )  # fmt: skip
 
     def _work(self, rank: int, task: Task) -> tuple[Work, str]:
@@ -299,7 +321,15 @@ class _Writer:
             channel = f"{task.name.rpartition('.')[0]}/{src}"
             return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, group=(src, dst)), channel
         stride = self.plan.microbatch if task.kind == "load" else 0
+        if task.kind == "load":
+            first = self._first_sample(task)
+            region = ((region[0][0] + first, region[0][1] + first), *region[1:])
+            region = region if task.first is None else _later(region, task.first)
         return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+
+    def _first_sample(self, task: Task) -> int:
+        """Where in the batch the first microbatch of the task's copy of the pipeline begins."""
+        return self.plan.copy_of(task.stage) * firings(self.plan) * self.plan.microbatch
 
     def _compute(self, rank: int, task: Task) -> Work:
         tensors = [self.here.values[v].tensor for v in (*task.reads, *task.updates)]
@@ -309,20 +339,24 @@ class _Writer:
             copy = any(s.is_broadcast and i > 0 for s, i in zip(value.nd, self.mesh.coords(rank), strict=True))
             if attrs.pop("elsewhere") or copy:
                 return Work("compute", "fill", value.tensor.dtype, attrs={"value": 0.0})
-        key = (rank, task.op, task.rules, task.clock, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
+        first = self._first_sample(task) if task.clock == "microbatch" and catalogue(task.op).random else 0
+        key = (rank, task.op, task.rules, task.clock, task.first, first, tuple((t.shape, t.dtype) for t in tensors), tuple(attrs.items()))
         if key not in self.kernels:
-            self.kernels[key] = self._kernel(rank, task, tensors, attrs)
+            self.kernels[key] = self._kernel(rank, task, tensors, attrs, first)
         return self.kernels[key]
 
-    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any]) -> Work:
+    def _kernel(self, rank: int, task: Task, tensors: Sequence[Tensor], attrs: Mapping[str, Any], first_sample: int) -> Work:
         op = catalogue(task.op).for_ranks([len(t.shape) for t in tensors])
         total = op.bind([t.shape for t in tensors], attrs, task.name)
         sizes, at = local_sizes(op, task.rules, total, self.mesh, rank)
+        if task.first is not None and "s" in total:
+            at["s"] += task.first
+            total |= dict.fromkeys({"s", op.past} & total.keys(), self.plan.seq)
+        at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
-        ins, outs = op.elements_of(sizes)
-        width = DTYPE_BYTES[dtype]
+        coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         return Work(
-            "compute", task.op, dtype, op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes), (), attrs, sizes, total,
+            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 
@@ -359,6 +393,11 @@ class _Writer:
         attrs = {"src_region": region, "dst_region": region, "reduce": "sum", "src": "P", "dst": "B"}
         name = task.name if task.everyone else f"{task.name}/{group[0]}"
         return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), name
+
+
+def _later(region: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """The region of a piece's input [batch, tokens, ...] in that of the whole sequence."""
+    return (region[0], (region[1][0] + tokens, region[1][1] + tokens), *region[2:])
 
 
 def local_sizes(op: Op, rules: tuple[Rule, ...], total: Mapping[str, int], mesh: Mesh, rank: int) -> tuple[dict[str, int], dict[str, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from ir.boxing import Step, cached_chain, crossing_ends
@@ -17,11 +18,12 @@ from ir.errors import PlanError
 from ir.graph import Node, Tensor
 from ir.mesh import Mesh
 from ir.op import ALL_B, LEADING, Op, Rule, nd_placements
-from ir.ops import catalogue
 from ir.plan import Plan
 from ir.sbp import B, NdSbp, Sbp, format_nd
 from ir.units import DTYPE_BYTES
 from planner.autodiff import Joint, cotangent
+from planner.optimizers import Update, attrs_of, intermediate, is_hidden, update_of, updated, with_defaults
+from planner.pieces import mark_of, start_of, whole_name
 
 PARTS = ("begin", "F", "I", "W", "end")
 
@@ -48,6 +50,7 @@ class Task:
 
     `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
     send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Task:
     clock: str = "microbatch"
     stage: int = 0
     number: int = 0
+    first: int | None = None
 
 
 @dataclass
@@ -91,31 +95,40 @@ class _Placer:
         self.joint, self.plan, self.graph = joint, plan, joint.graph
         self.sites = tuple(SiteTasks(plan.mesh([s.ranks for s in plan.stages].index(ranks))) for ranks in plan.sites)
         self.site_of = tuple(plan.sites.index(s.ranks) for s in plan.stages)
-        self.hubbed: dict[tuple[int, str], str] = {}
+        self.hubbed: dict[tuple[int, int, str], str] = {}
+        self.unboxed: dict[tuple[int, int, str], str] = {}
         self.accumulators: dict[tuple[int, str], str] = {}
         self.made: dict[tuple[int, str, NdSbp, str], str] = {}
         self.wide = DTYPE_BYTES[plan.dtype] < 4
         self.state_dtype = "float32" if self.wide else plan.dtype
         self.reboxed = frozenset(plan.reboxed)
+        self.joins = "comm.copies" if plan.copies > 1 else "comm.tied"
         self.num_tasks = 0
         self.to_add: dict[int, list[tuple[Node, str, str]]] = {}
         self.last_of_layer: dict[tuple[int, str], dict[int, str]] = {}
-        self.uses: dict[str, list[int]] = {}
+        self.uses: dict[tuple[int, str], list[int]] = {}
+        self.holders: dict[str, list[int]] = {p.name: [] for p in self.graph.params}
         self.boxed: set[str] = set()
-        for n in self.graph.nodes:
+        for copy, n in product(range(plan.copies), self.graph.nodes):
+            at = plan.stage_of(n.layer, copy)
             for t in n.inputs:
                 if n.phase in ("F", "R") or t.startswith("d."):
                     self.boxed.add(t)
-                at = plan.stage_of(n.layer)
-                if self.site_of[at] not in [self.site_of[i] for i in self.uses.setdefault(t, [])]:
-                    self.uses[t].append(at)
+                self._add_site(self.uses.setdefault((copy, t), []), at)
+                if t in self.holders:
+                    self._add_site(self.holders[t], at)
+
+    def _add_site(self, stages: list[int], stage: int) -> None:
+        """Adds a stage to those of which each stands for its site."""
+        if self.site_of[stage] not in [self.site_of[i] for i in stages]:
+            stages.append(stage)
 
     def run(self) -> tuple[SiteTasks, ...]:
         for p in self.graph.params:
-            for i in sorted(self.uses.get(p.name, ())):
+            for i in sorted(self.holders[p.name]):
                 self._begin_param(i, p)
-        for node in self.graph.nodes:
-            self._node(node)
+        for copy, node in product(range(self.plan.copies), self.graph.nodes):
+            self._node(node, copy)
         for stage in range(len(self.plan.stages)):
             self._add_up(stage, -2)
         firsts = [self.site_of.index(site) for site in range(len(self.sites))]
@@ -128,6 +141,10 @@ class _Placer:
 
     def _site(self, stage: int) -> SiteTasks:
         return self.sites[self.site_of[stage]]
+
+    def _home(self, stage: int, tensor: str) -> tuple[int, int, str]:
+        """Where a tensor of a microbatch lives: the stages of a site share it, but those of two copies run other microbatches."""
+        return self.site_of[stage], self.plan.copy_of(stage), tensor
 
     # ---- values ------------------------------------------------------------------------------------------------------------------------------------
 
@@ -221,13 +238,13 @@ class _Placer:
                 continue
             rules = _identity_rules(self._site(stage).values[boxed].nd)
             self._task(
-                stage, "W", "compute", "cast", f"{accumulator}.add", reads=(boxed,), writes=(accumulator,), rules=rules, attrs={"dtype": self.state_dtype},
-                origin=node.origin, phase="W", layer=node.layer,
+                stage, "W", "compute", "cast", f"{accumulator}.add{mark_of(node.name)}", reads=(boxed,), writes=(accumulator,), rules=rules,
+                attrs={"dtype": self.state_dtype}, origin=node.origin, phase="W", layer=node.layer,
             )  # fmt: skip
         self.to_add[stage] = rest
 
-    def _node(self, node: Node) -> None:
-        stage = self.plan.stage_of(node.layer)
+    def _node(self, node: Node, copy: int) -> None:
+        stage = self.plan.stage_of(node.layer, copy)
         if node.phase not in ("F", "R"):
             self._add_up(stage, node.layer)
         part = node.phase if node.phase in ("F", "W") else "I"
@@ -239,14 +256,14 @@ class _Placer:
         for t, nd in zip(node.outputs, outs, strict=True):
             tensor = self.graph.tensors[t]
             if t in self.graph.outputs:
-                writes.append(self._value(stage, tensor, nd, part, clock="step"))
+                writes.append(self._output(stage, t, nd, part))
             elif self._adds_up(node, t, nd):
                 writes.append(self._accumulator(stage, t, nd))
             else:
                 writes.append(self._value(stage, tensor, nd, part))
         self._task(
             stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
-            phase=node.phase, layer=node.layer,
+            phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
         )  # fmt: skip
         passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
@@ -254,6 +271,11 @@ class _Placer:
         for t, name in zip(node.outputs, writes, strict=True):
             if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
+
+    def _output(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str:
+        """Where a part of the loss is added up over the step: the pieces of a sequence add to one value."""
+        name = whole_name(tensor)
+        return name if name in self._site(stage).values else self._value(stage, replace(self.graph.tensors[tensor], name=name), nd, part, clock="step")
 
     def _publish(self, stage: int, part: str, node: Node, tensor: str, name: str) -> None:
         """Brings a fresh value to its hub, to the stages that use it, or into the gradient that it adds to."""
@@ -266,10 +288,11 @@ class _Placer:
             self.to_add.setdefault(stage, []).append((node, boxed, self._accumulator(stage, tensor, want)))
             return
         if tensor not in self.boxed:
+            self.unboxed[self._home(stage, tensor)] = name
             return
         hub = self._box(stage, spec, name, self._hub(tensor), part, node)
-        self.hubbed[self.site_of[stage], tensor] = hub
-        for other in self.uses[tensor]:
+        self.hubbed[self._home(stage, tensor)] = hub
+        for other in self.uses[self.plan.copy_of(stage), tensor]:
             if self.site_of[other] != self.site_of[stage]:
                 self._hop(stage, other, part, node, spec, hub)
 
@@ -285,7 +308,7 @@ class _Placer:
         about: dict[str, Any] = {"origin": node.origin or node.name, "phase": node.phase, "layer": node.layer}
         self._task(stage, part, "send", "send", f"{name}.send", reads=(leave,), peers=(stage, other), queue=f"send.{direction}", **about)
         self._task(other, part, "recv", "recv", f"{name}.recv", writes=(enter,), peers=(stage, other), queue=f"recv.{direction}", **about)
-        self.hubbed[self.site_of[other], spec.name] = self._box(other, spec, enter, hub, part, node)
+        self.hubbed[self._home(other, spec.name)] = self._box(other, spec, enter, hub, part, node)
 
     def _read(self, stage: int, part: str, node: Node, tensor: str, nd: NdSbp) -> str:
         """The value of `tensor` in placement `nd` that a node reads in this part of the step."""
@@ -302,7 +325,8 @@ class _Placer:
             found = self.made.get((stage, tensor, nd, "F"))
         if found is not None:
             return found
-        have = self.hubbed.get((self.site_of[stage], tensor))
+        # What a recomputed layer's gradients alone read lies where its kernel left it.
+        have = self.hubbed.get(self._home(stage, tensor)) or self.unboxed.get(self._home(stage, tensor))
         if have is None:
             raise PlanError(f"node `{node.name}` on stage {stage} needs `{tensor}`, which has not reached it")
         # What was kept from the forward is there long before: its boxing, too, must not run ahead.
@@ -317,7 +341,7 @@ class _Placer:
 
     def _load(self, stage: int, spec: Tensor, nd: NdSbp) -> str:
         name = self._value(stage, spec, nd, "F", memory="input")
-        self._task(stage, "F", "load", spec.name, f"{name}.load", writes=(name,), queue="load", origin=spec.name)
+        self._task(stage, "F", "load", whole_name(spec.name), f"{name}.load", writes=(name,), queue="load", origin=spec.name, first=start_of(self.plan, stage))
         return name
 
     # ---- parameters --------------------------------------------------------------------------------------------------------------------------------
@@ -327,10 +351,13 @@ class _Placer:
         if spec.name not in self.plan.params:
             raise PlanError(f"the plan says nothing about parameter `{spec.name}`; it was made for another model: plan again")
         place = self.plan.params[spec.name]
-        elsewhere = self.site_of[stage] != self.site_of[min(self.uses[spec.name])]
+        elsewhere = self.site_of[stage] != self.site_of[min(self.holders[spec.name])]
         state = replace(spec, dtype=self.state_dtype)
         memory = "optimizer" if self.wide else "parameter"
         kept: dict[str, Any] = {"clock": "step", "initial": True, "counted_elsewhere": elsewhere}
+        if spec.frozen:
+            self._value(stage, spec, place.held, "begin", memory="parameter", **kept)
+            return
         if self.wide:
             master = self._value(stage, replace(state, name=f"{spec.name}@master"), place.state, "begin", memory=memory, **kept)
             name = self._value(stage, spec, place.state, "begin", clock="step", memory="parameter")
@@ -344,7 +371,10 @@ class _Placer:
 
     def _param_of(self, tensor: str) -> str | None:
         behind = self.joint.stands_for.get(tensor)
-        return behind if tensor.startswith("d.") and behind is not None and self.graph.tensors[behind].role == "param" else None
+        if not tensor.startswith("d.") or behind is None:
+            return None
+        spec = self.graph.tensors[behind]
+        return behind if spec.role == "param" and not spec.frozen else None
 
     def _adds_up(self, node: Node, tensor: str, nd: NdSbp) -> bool:
         """Whether a kernel's output goes straight into the accumulator of a gradient."""
@@ -352,22 +382,24 @@ class _Placer:
         return param is not None and nd == self.plan.params[param].grad
 
     def _accumulator(self, stage: int, tensor: str, nd: NdSbp) -> str:
-        spec = replace(self.graph.tensors[tensor], name=f"{tensor}@acc", dtype=self.state_dtype)
-        name = self._value(stage, spec, nd, "W", clock="step", memory="gradient")
-        self.accumulators[self.site_of[stage], tensor] = name
-        return name
+        """What a use of a parameter adds to, in the passes of all pieces."""
+        key = self.site_of[stage], whole_name(tensor)
+        if key not in self.accumulators:
+            spec = replace(self.graph.tensors[tensor], name=f"{whole_name(tensor)}@acc", dtype=self.state_dtype)
+            self.accumulators[key] = self._value(stage, spec, nd, "W", clock="step", memory="gradient")
+        return self.accumulators[key]
 
     def _reduce_grads(self, stage: int) -> dict[str, str]:
         """For each parameter of the stage the value of its whole gradient at its state's placement, in the order in which the backward completes them."""
         final: dict[str, str] = {}
         made = {t: i for i, n in enumerate(self.graph.nodes) for t in n.outputs}
         for p in sorted(self.graph.params, key=lambda p: max((made[c] for c in self.joint.grads.get(p.name, ())), default=-1)):
-            users = sorted(self.uses.get(p.name, ()))
+            users = sorted(self.holders[p.name])
             if self.site_of[stage] not in [self.site_of[i] for i in users]:
                 continue
             place = self.plan.params[p.name]
             parts = []
-            for contribution in self.joint.grads.get(p.name, ()):
+            for contribution in dict.fromkeys(map(whole_name, self.joint.grads.get(p.name, ()))):
                 acc = self.accumulators.get((self.site_of[stage], contribution))
                 if acc is not None:
                     spec = self._site(stage).values[acc].tensor
@@ -384,14 +416,14 @@ class _Placer:
         last = len(parts) - 1
         for k, part in enumerate(parts[1:], 1):
             tensor = whole if k == last and len(users) == 1 else replace(whole, name=f"{whole.name}@{k}")
-            name = self._value(stage, tensor, state, "end", clock="step", memory="gradient")
+            name = self._value(stage, tensor, state, "end", clock="step", memory="buffer")
             rules = tuple(_sum_rule(sbp) for sbp in state)
             self._task(stage, "end", "compute", "add", f"{name}.add", reads=(total, part), writes=(name,), rules=rules, phase="U", origin=spec.name)
             total = name
         if len(users) > 1:
             name = self._value(stage, whole, state, "end", clock="step", memory="gradient")
             self._task(
-                stage, "end", "join", "all_reduce", f"{name}.tie", reads=(total,), writes=(name,), peers=tuple(users), queue="comm.tied", phase="U",
+                stage, "end", "join", "all_reduce", f"{name}.tie", reads=(total,), writes=(name,), peers=tuple(users), queue=self.joins, phase="U",
                 origin=spec.name,
             )  # fmt: skip
             total = name
@@ -401,24 +433,49 @@ class _Placer:
 
     def _update(self, stage: int, grads: Mapping[str, str]) -> None:
         """The optimizer: the global norm of the gradient where it is clipped, then each parameter in place."""
-        optimizer = dict(self.plan.optimizer)
-        kind = optimizer.pop("name")
-        norm2 = self._norm2(stage, grads, float(optimizer.get("max_norm", 0.0)))
-        op = catalogue(kind)
-        slots = [o.name for o in op.inputs[3:]]
-        for param, grad in grads.items():
-            spec = self.graph.tensors[param]
-            state = self.plan.params[param].state
-            weights = self.made[self._key(stage, "begin"), f"{param}@master" if self.wide else param, state, "begin"]
-            elsewhere = self._site(stage).values[weights].counted_elsewhere
-            kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
-            moment = replace(spec, dtype=self.state_dtype, init={"init": "zeros"})
-            moments = [self._value(stage, replace(moment, name=f"{param}@{slot}"), state, "end", **kept) for slot in slots]
-            decay = optimizer.get("weight_decay", 0.0) if len(spec.shape) > 1 else 0.0
-            self._task(
-                stage, "end", "compute", kind, f"{param}.{kind}", reads=(grad, norm2), updates=(weights, *moments), rules=_identity_rules(state),
-                attrs={**optimizer, "weight_decay": decay}, phase="U", origin=param,
-            )  # fmt: skip
+        optimizer = with_defaults(self.plan.optimizer)
+        norm2 = self._norm2(stage, grads, float(optimizer["max_norm"]))
+        updates = [self._updating(stage, param, {"g": grad, "norm2": norm2}, optimizer) for param, grad in grads.items()]
+        # Operator k of one parameter comes just after operator k - 1 of the next: what is re-sharded between the two has that long.
+        longest = max((len(u.ops) for _, u, _ in updates), default=0)
+        for when in range(len(updates) + longest):
+            for k in reversed(range(longest)):
+                if 0 <= when - k < len(updates) and k < len(updates[when - k][1].ops):
+                    self._update_step(stage, *updates[when - k], k)
+
+    def _updating(self, stage: int, param: str, values: Mapping[str, str], optimizer: Mapping[str, Any]) -> tuple[str, Update, dict[str, str]]:
+        """The update of a parameter, and the values that its operators find under their names: gradient, norm, weights, states."""
+        spec, state = self.graph.tensors[param], self.plan.params[param].state
+        update = update_of(optimizer, spec, is_hidden(self.graph, param))
+        weights = self.made[self._key(stage, "begin"), f"{param}@master" if self.wide else param, state, "begin"]
+        elsewhere = self._site(stage).values[weights].counted_elsewhere
+        kept: dict[str, Any] = {"clock": "step", "initial": True, "memory": "optimizer", "counted_elsewhere": elsewhere}
+        states = {
+            t.name: self._value(stage, replace(t, name=f"{param}@{t.name}"), nd, "end", **kept)
+            for t, nd in zip(update.states, update.state_places(state), strict=True)
+        }
+        return param, update, {**values, "w": weights, **states}
+
+    def _update_step(self, stage: int, param: str, update: Update, values: dict[str, str], k: int) -> None:
+        """Operator `k` of an update; what an earlier one has given is brought to where this one reads it."""
+        op, rules = update.ops[k], update.rules(self.plan.params[param].state)[k]
+        ins, outs = nd_placements(rules, op)
+        changed = updated(op)
+        reads = []
+        for operand, nd in zip(op.inputs, ins, strict=True):
+            have = values[operand.name]
+            if operand.name not in changed:
+                tensor = self._site(stage).values[have].tensor
+                reads.append(self._box(stage, tensor, have, nd, "end", None, clock="step"))
+        made = {}
+        for operand, nd in zip(op.outputs, outs, strict=True) if not changed else ():
+            tensor = intermediate(update, op, operand.name, self.state_dtype)
+            made[operand.name] = self._value(stage, replace(tensor, name=f"{param}@{operand.name}"), nd, "end", clock="step", memory="buffer")
+        self._task(
+            stage, "end", "compute", op.name, f"{param}.{op.name}", reads=tuple(reads), writes=tuple(made.values()),
+            updates=tuple(values[name] for name in changed), rules=rules, attrs=attrs_of(update, op), phase="U", origin=param,
+        )  # fmt: skip
+        values |= made
 
     def _norm2(self, stage: int, grads: Mapping[str, str], max_norm: float) -> str:
         """The sum of squares of all gradients, each counted once; a constant where nothing is clipped."""
@@ -432,7 +489,7 @@ class _Placer:
         for param, grad in grads.items() if max_norm > 0 else ():
             square = fresh(f"norm2.{param}")
             rules = _identity_rules(self.plan.params[param].state)
-            elsewhere = {"elsewhere": self.site_of[stage] != self.site_of[min(self.uses[param])]}
+            elsewhere = {"elsewhere": self.site_of[stage] != self.site_of[min(self.holders[param])]}
             self._task(
                 stage, "end", "compute", "sum_squares", f"norm2.{param}", reads=(grad,), writes=(square,), rules=rules, attrs=elsewhere, phase="U", origin=param
             )
@@ -451,13 +508,24 @@ class _Placer:
         return name
 
     def _loss(self, stage: int) -> None:
-        """Once a step the loss is summed over the mesh and handed out."""
-        for t in self.graph.outputs:
+        """Once a step the loss is summed over the mesh and over the copies of the last stage, and handed out."""
+        for t in dict.fromkeys(map(whole_name, self.graph.outputs)):
             found = [v for v in self._site(stage).values.values() if v.tensor.name == t and v.clock == "step"]
             for value in found[:1]:
-                like = self.graph.producer(t)
+                like = self.graph.producer(self.graph.outputs[0])
                 name = self._box(stage, value.tensor, value.name, (B,) * len(self.plan.axes), "end", None, clock="step")
+                name = self._over_copies(stage, value.tensor, name)
                 self._task(stage, "end", "store", t, f"{t}.store", reads=(name,), phase="U", layer=like.layer if like else 0)
+
+    def _over_copies(self, stage: int, tensor: Tensor, have: str) -> str:
+        """The sum of an output over the copies of the pipeline, each of which has run a part of the batch."""
+        like = self.graph.producer(self.graph.outputs[0])
+        if self.plan.copies == 1 or like is None:
+            return have
+        name = self._value(stage, tensor, self._site(stage).values[have].nd, "end", clock="step", memory="buffer")
+        peers = tuple(self.plan.stage_of(like.layer, copy) for copy in range(self.plan.copies))
+        self._task(stage, "end", "join", "all_reduce", f"{tensor.name}.join", reads=(have,), writes=(name,), peers=peers, queue=self.joins, phase="U")
+        return name
 
 
 def _sum_rule(sbp: Sbp) -> Rule:

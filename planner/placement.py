@@ -17,16 +17,22 @@ may share one boxed copy; for other readers of one hub a boxing that they have i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from ir.errors import PlanError
-from ir.graph import Graph
+from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
-from planner.elimination import FactorGraph, Solution, solve
+from planner.blocks import CannotFold
+from planner.elimination import solve
+from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
+from planner.optimizers import with_defaults
+from planner.placed import Placed, read
 from planner.pricing import Pricing
-from planner.problem import Given, Placed, Problem, Terms
+from planner.problem import ByLayer, Given, Problem, Terms
+from planner.runs import Short, layer_keys, nodes_by_layer, shorten
 from planner.space import Space
 from planner.tables import Tables
 
@@ -34,27 +40,29 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 
 def search(
-    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
-    space: Space | None = None, tables: Tables | None = None, solver: Solver = solve,
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None, solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
-    microbatches whose saved values live at once, for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next. `solver`
-    minimises the factor graph, given the layers as blocks to fold.
+    microbatches whose saved values live at once. All three for all layers or by layer. `tables` (see `new_tables`) keeps tables from one search to the next.
+    `solver` minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
-    problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables)
-    return problem.placed(solver(problem.factor_graph(), problem.blocks()), start)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    if solver is not None:
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
+        return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
+    return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, ({}, {}, {}), start)
 
 
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
-    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: float = 0.0,
-    state_price: float | None = None, in_flight: float | Mapping[int, float] = 1, recompute: Sequence[int] = (), optimizer: str = "adamw",
+    hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
@@ -62,9 +70,18 @@ def price(
     Raises PlanError where a given decision is not in the space.
     """
     start = time.perf_counter()
-    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), optimizer)
-    problem = _problem(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}))
-    return problem.placed(solve(problem.factor_graph(), problem.blocks()), start)
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    return _solve(graph, axes, mesh_shape, pricing, terms, space, tables, (rules or {}, hubs or {}, params or {}), start)
+
+
+def problem(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    space: Space | None = None, tables: Tables | None = None,
+) -> Problem:  # fmt: skip
+    """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
+    terms = Terms(num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer))
+    return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
 
 
 def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
@@ -73,8 +90,49 @@ def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing)
     return Tables(pricing, tuple(axes[k] for k in active), tuple(mesh_shape[k] for k in active))
 
 
+def _solve(
+    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, terms: Terms, space: Space | None, tables: Tables | None, given: Given,
+    start: float,
+) -> Placed:  # fmt: skip
+    """The optimum on the short graph; on the whole one where a block that stands for several is no link of a chain."""
+    tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
+    this = _problem(_short(graph, tables, terms, space or Space(), given), axes, mesh_shape, pricing, terms, space, tables, given)
+    try:
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()), this.repeated())
+    except CannotFold:
+        this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables, given)
+        solution = solve(this.factor_graph(), tuple(this.blocks.values()))
+    return read(this, solution, start)
+
+
+def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Given) -> Short:
+    """The graph with runs of layers shortened that are equal and of which the same is asked."""
+    key = ("layers", id(graph))
+    if key not in tables.memo:
+        tables.memo[key] = (graph, layer_keys(graph), nodes_by_layer(graph))
+    _, structure, nodes = tables.memo[key]
+    asked = (_asked(graph, nodes.get(layer, ()), terms, space, given) for layer in range(graph.num_layers))
+    number: dict[Hashable, int] = {}
+    kinds = tuple(number.setdefault(kind, len(number)) for kind in zip(structure, asked, strict=True))
+    if ("short", id(graph), kinds) not in tables.memo:
+        tables.memo["short", id(graph), kinds] = shorten(graph, kinds)
+    found: Short = tables.memo["short", id(graph), kinds]
+    return found
+
+
+def _asked(graph: Graph, nodes: Sequence[Node], terms: Terms, space: Space, given: Given) -> Hashable:
+    """What is asked of the nodes and tensors of a layer: their numbers in flight, limits and decisions."""
+    out: list[Hashable] = [(terms.rate(n.layer), terms.state_charge(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
+    for n in nodes if any(given) or space.rules or space.hubs or space.params else ():
+        out.append((given[0].get(n.name), *(limit.matches(n) for limit in space.rules)))
+        out += [(given[1].get(t), *(limit.matches(graph.tensors[t]) for limit in space.hubs)) for t in n.outputs]
+        read = [t for t in n.inputs if graph.tensors[t].role == "param"]
+        out += [(given[2].get(t), *(limit.matches(graph.tensors[t]) for limit in space.params)) for t in read]
+    return tuple(out)
+
+
 def _problem(
-    graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, terms: Terms, space: Space | None, tables: Tables | None,
+    short: Short, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, terms: Terms, space: Space | None, tables: Tables | None,
     given: Given = ({}, {}, {}),
 ) -> Problem:  # fmt: skip
     wanted = new_tables(axes, mesh_shape, pricing)
@@ -83,10 +141,10 @@ def _problem(
     if tables is not None and (tables.axes, tables.mesh_shape) != (wanted.axes, wanted.mesh_shape):
         raise PlanError(f"tables of mesh {tables.axes} {tables.mesh_shape} were given for mesh {wanted.axes} {wanted.mesh_shape}")
     tables = wanted if tables is None else tables
-    key = ("facts", id(graph), terms.recompute)
+    key = ("facts", id(short.graph), terms.recompute)
     if key not in tables.memo:
-        tables.memo[key] = (graph, analyse(graph, terms.recompute))
-    return Problem(graph, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
+        tables.memo[key] = (short.graph, analyse(short.graph, terms.recompute))
+    return Problem(short, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
 
 
-__all__ = ["Placed", "new_tables", "price", "search"]
+__all__ = ["Placed", "new_tables", "price", "problem", "search"]

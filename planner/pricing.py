@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,7 +97,14 @@ def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int])
     return tuple(out)
 
 
-def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int) -> tuple[float, float, tuple[int, ...]]:
-    """(flops, bytes of memory traffic, gemm) of one firing on local sizes, elements being `width` bytes wide: what `planner.lower` writes into its Work."""
+def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int, widths: Mapping[str, int] | None = None) -> tuple[float, float, tuple[int, ...]]:
+    """(flops, bytes of memory traffic, gemm) of one firing on local sizes, elements being `width` bytes wide: what `planner.lower` writes into its Work.
+
+    `widths`: of operands of another width, by name; what is changed in place is written as wide as it was read.
+    """
     ins, outs = op.elements_of(sizes)
-    return op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes)
+    if not widths:
+        return op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes, attrs)
+    every = zip((*op.inputs, *op.outputs), (*ins, *outs), strict=True)
+    traffic = sum(n * widths.get(o.name, widths.get(o.name.removesuffix("2"), width)) for o, n in every)
+    return op.flops_of(sizes, attrs), float(traffic), op.gemm_of(sizes, attrs)

@@ -1,53 +1,38 @@
-"""The placement problem of one graph on one mesh as a factor graph, and its answer in the words of a Plan."""
+"""The placement problem of one graph on one mesh as a factor graph."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.boxing import Link
 from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
-from ir.sbp import B, NdSbp, Sbp
-from planner.elimination import FactorGraph, Solution
+from planner.blocks import CannotFold, Repeated
+from planner.factors import FactorGraph
 from planner.facts import Facts, uneven_labels
-from planner.pricing import axis_links
+from planner.optimizers import is_hidden, update_of
+from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
+from planner.trade import Trade
+
+ByLayer = float | Mapping[int, float]
+"""One number, or one for each layer that has one."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """The decisions in the words of a Plan, and what they cost.
+def _at(value: ByLayer, layer: int, otherwise: float) -> float:
+    return value.get(layer, otherwise) if isinstance(value, Mapping) else value
 
-    `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
-    cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params,
-    grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.elimination.Solution`.
-    `seconds`: how long the search took.
-    """
 
-    rules: Mapping[str, tuple[Rule, ...]]
-    hubs: Mapping[str, Hub]
-    params: Mapping[str, ParamPlacement]
-    reboxed: tuple[tuple[str, str], ...]
-    links: tuple[Link, ...]
-    cost_s: float
-    bound: float
-    exact: bool
-    time_s: float
-    nbytes: Mapping[str, float]
-    num_variables: int
-    log10_space: float
-    method: str
-    seconds: float = field(compare=False)
+Rate = tuple[float, float]
+"""(seconds per byte, how many copies of it live at once)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +40,26 @@ class Terms:
     """The numbers of one search."""
 
     num_microbatches: int
-    memory_price: float
-    state_price: float
-    in_flight: float | Mapping[int, float]
+    memory_price: ByLayer
+    state_price: ByLayer
+    in_flight: ByLayer
     recompute: tuple[int, ...]
-    optimizer: str
+    optimizer: Mapping[str, Any]
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
-        return self.in_flight.get(layer, 1) if isinstance(self.in_flight, Mapping) else self.in_flight
+        return _at(self.in_flight, layer, 1.0)
 
     def charge(self, layer: int) -> float:
         """Seconds per byte of a saved value of this layer."""
-        return self.memory_price * self.copies(layer)
+        return _at(self.memory_price, layer, 0.0) * self.copies(layer)
+
+    def state_charge(self, layer: int) -> float:
+        """Seconds per byte of a parameter of this layer, its gradient and its states."""
+        return _at(self.state_price, layer, 0.0)
+
+    def rate(self, layer: int) -> Rate:
+        return self.charge(layer), self.copies(layer)
 
 
 Given = tuple[Mapping[str, tuple[Rule, ...]], Mapping[str, Hub], Mapping[str, ParamPlacement]]
@@ -75,9 +67,9 @@ Given = tuple[Mapping[str, tuple[Rule, ...]], Mapping[str, Hub], Mapping[str, Pa
 
 @dataclass
 class Problem:
-    """Variables and tables of one search. Variables are ("node" | "hub" | "param", name), numbered in graph order."""
+    """Variables and tables of one search on the short graph. Variables are ("node" | "hub" | "param", name), numbered in graph order."""
 
-    graph: Graph
+    short: Short
     axes: tuple[str, ...]
     mesh_shape: tuple[int, ...]
     tables: Tables
@@ -90,6 +82,10 @@ class Problem:
     layers: list[int] = field(default_factory=list)
     made: dict[Any, Any] = field(default_factory=dict)
 
+    @property
+    def graph(self) -> Graph:
+        return self.short.graph
+
     # ---- variables -------------------------------------------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
@@ -99,7 +95,8 @@ class Problem:
             for t in n.inputs:
                 tensor = self.graph.tensors[t]
                 if tensor.role == "param" and ("param", t) not in self.number:
-                    made = self.tables.param(tensor, uneven.get(t, frozenset()), self.terms.optimizer)
+                    update = None if tensor.frozen else update_of(self.terms.optimizer, tensor, is_hidden(self.graph, t))
+                    made = self.tables.param(tensor, uneven.get(t, frozenset()), update)
                     self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
             made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
             self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
@@ -134,10 +131,20 @@ class Problem:
             self.made[key] = Choice(cls, self._rows(cls, mine, wanted))
         choice: Choice = self.made[key]
         if not len(choice):
-            asked = f"{wanted} was asked for" if wanted is not None else "its size and the limits of the space leave nothing"
-            mesh = dict(zip(self.axes, self.mesh_shape, strict=True))
-            raise PlanError(f"{kind} `{thing.name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes)}")
+            raise self._nothing_left(kind, thing.name, cls, mine, wanted)
         self.choices.append(choice)
+
+    def _nothing_left(self, kind: str, name: str, cls: Any, limits: tuple[Limit, ...], wanted: tuple[Any, ...] | None) -> PlanError:
+        """Says what was asked, and what would be legal without what the user said."""
+        mesh = dict(zip(self.axes, self.mesh_shape, strict=True))
+        asked = f"{wanted} was asked for" if wanted is not None else "its size and the limits of the space leave nothing"
+        said = dict.fromkeys(limit.said for limit in limits if limit.said)
+        if wanted is None and said:
+            asked = f"{' and '.join(said)} {'leaves' if len(said) == 1 else 'leave'} nothing beside the rest"
+            rest = self._rows(cls, tuple(limit for limit in limits if not limit.said), None)
+            if len(rest):
+                return PlanError(f"{kind} `{name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes, rest, 'legal without it')}")
+        return PlanError(f"{kind} `{name}` has no legal placement on mesh {mesh}: {asked}; {_near(cls, self.tables.axes, range(len(cls.states)))}")
 
     def _active_state(self, kind: str, given: Any) -> tuple[Any, ...]:
         """A decision of a Plan as a state: one entry for each axis of more than one rank."""
@@ -158,27 +165,37 @@ class Problem:
     # ---- tables ----------------------------------------------------------------------------------------------------------------------------------
 
     def factor_graph(self) -> FactorGraph:
-        unary: list[Table] = [np.zeros(len(c)) for c in self.choices]
+        """Seconds, the price of memory in them."""
+        unary, edges, pairwise = self._costs()
+        return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.table for c in unary), edges, tuple(c.table for c in pairwise))
+
+    def trade(self) -> Trade:
+        """Seconds and bytes apart, with every choice between them."""
+        unary, edges, pairwise = self._costs()
+        return Trade(tuple(len(c) for c in self.choices), tuple(c.options for c in unary), edges, tuple(c.options for c in pairwise))
+
+    def _costs(self) -> tuple[list[Cost], tuple[tuple[int, int], ...], list[Cost]]:
+        unary: dict[int, Cost] = {}
         edges: list[tuple[int, int]] = []
-        tables: list[Table] = []
+        pairwise: list[Cost] = []
         for (kind, name), v in self.number.items():
             if kind == "node":
                 made = self.node_tables(self.graph.node[name])
-                unary[v] = made.alone.table
-                for u, edge in zip((*self._inputs(name), *self._outputs(name)), (*made.ins, *made.outs), strict=True):
+                unary[v] = made.alone
+                for u, edge in zip((*self.inputs(name), *self.outputs(name)), (*made.ins, *made.outs), strict=True):
                     if edge is not None:
                         edges.append((u, v))
-                        tables.append(edge.table)
+                        pairwise.append(edge)
             else:
-                unary[v] = (self.hub_alone(name) if kind == "hub" else self.param_alone(name)).table
-        return FactorGraph(tuple(len(c) for c in self.choices), tuple(unary), tuple(edges), tuple(tables))
+                unary[v] = self.hub_alone(name) if kind == "hub" else self.param_alone(name)
+        return [unary[v] for v in range(len(self.choices))], tuple(edges), pairwise
 
-    def _inputs(self, node: str) -> list[int]:
+    def inputs(self, node: str) -> list[int]:
         """Variable of every input, -1 for inputs of the graph and constants."""
         tensors = self.graph.tensors
         return [self.number.get(("param" if tensors[t].role == "param" else "hub", t), -1) for t in self.graph.node[node].inputs]
 
-    def _outputs(self, node: str) -> list[int]:
+    def outputs(self, node: str) -> list[int]:
         """Variable of every output, -1 for those that only the node's own gradients read."""
         return [self.number.get(("hub", t), -1) for t in self.graph.node[node].outputs]
 
@@ -213,9 +230,9 @@ class Problem:
         modes = tuple(self._input_mode(n, i) for i in range(len(n.inputs))), tuple(self._output_mode(n, j) for j in range(len(n.outputs)))
         again = tuple(self._boxed_twice(n, i) for i in range(len(n.inputs)))
         repeated = tuple(n.name in self.facts.rerun and any((u.name, i) in self.facts.again for u, i in self.graph.consumers(t)) for t in n.outputs)
-        around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self._inputs(n.name), *self._outputs(n.name)))
+        around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self.inputs(n.name), *self.outputs(n.name)))
         choice = self.choices[self.number["node", n.name]]
-        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.charge(n.layer))
+        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.rate(n.layer))
         if key not in self.made:
             self.made[key] = self._node_tables(n, choice, modes, again, repeated)
         found: _NodeTables = self.made[key]
@@ -224,13 +241,13 @@ class Problem:
     def _node_tables(
         self, n: Node, choice: Choice, modes: tuple[tuple[str, ...], tuple[str, ...]], again: tuple[bool, ...], repeated: tuple[bool, ...]
     ) -> _NodeTables:  # fmt: skip
-        cls, rows, m, charge = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.charge(n.layer)
+        cls, rows, m, rate = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.rate(n.layer)
         assert isinstance(cls, NodeClass)
         seconds = m * (cls.forward_s * (2 if n.name in self.facts.rerun else 1) + cls.backward_s)[rows]
         kept = np.zeros(len(rows))
-        ins: list[_Cost | None] = []
-        outs: list[_Cost | None] = []
-        for i, u in enumerate(self._inputs(n.name)):
+        ins: list[Cost | None] = []
+        outs: list[Cost | None] = []
+        for i, u in enumerate(self.inputs(n.name)):
             places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
                 seconds = seconds + m * boxes.local_s[places]
@@ -242,8 +259,8 @@ class Problem:
                 backward: Table | float = 0.0
                 if self.facts.node[n.name].carries[i]:
                     backward = m * (boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
-                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, charge))
-        for j, u in enumerate(self._outputs(n.name)):
+                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, rate))
+        for j, u in enumerate(self.outputs(n.name)):
             places, boxes = cls.outs[j][rows], cls.out_boxes[j]
             if u < 0:
                 kept = kept + boxes.nbytes[places] * (modes[1][j] != "")
@@ -255,163 +272,136 @@ class Problem:
                     cost = cost + m * boxes.cost[np.ix_(target, cls.needs[j][rows])]
                 apart = (source[:, None] != places[None, :]) if modes[1][j] == "shared" else np.ones(cost.shape, dtype=bool)
                 bytes_out = np.where(apart, boxes.nbytes[places][None, :], 0.0) * (modes[1][j] != "")
-                outs.append(_Cost(cost + charge * bytes_out, bytes_out))
-        return _NodeTables(_Cost(seconds + charge * kept, kept), tuple(ins), tuple(outs))
+                outs.append(Cost.of(rate, cost, bytes_out))
+        return _NodeTables(Cost.of(rate, seconds, kept), tuple(ins), tuple(outs))
 
-    def hub_alone(self, tensor: str) -> _Cost:
+    def hub_alone(self, tensor: str) -> Cost:
         """Of a hub: what is kept there in any case, boxing for readers that share, and adding the cotangents of several uses."""
         choice = self.choices[self.number["hub", tensor]]
         uses = self.facts.saved[tensor]
-        layers = [self.graph.node[name].layer if name else self.layers[self.number["hub", tensor]] for name, _ in uses]
-        charge = max(map(self.terms.charge, layers), default=0.0)
+        rate = self.terms.rate(self.kept_by(tensor))
         paid = self.paid(tensor)
-        num_adds = max(0, self._num_gradients(tensor) - 1)
+        num_adds = max(0, self.num_gradients(tensor) - 1)
         again = any((n.name, i) in self.facts.again for n, i in self.graph.consumers(tensor))
         enters = any(name and self.graph.node[name].layer in self.terms.recompute for name, _ in uses)
-        key = ("hub", id(choice), charge, paid, num_adds, again, enters)
+        key = ("hub", id(choice), rate, paid, num_adds, again, enters)
         if key not in self.made:
             cls, m = choice.cls, self.terms.num_microbatches
             assert isinstance(cls, HubClass)
             value, cotangent, common = (table[choice.rows] for table in (cls.value, cls.cotangent, cls.common))
             once = m * cls.boxes.cost[value, common]
-            here, copy = cls.boxes.nbytes[value], cls.boxes.nbytes[common]
-            reboxed = (common != value) & (once + charge * here < charge * copy) & (paid and not enters)
-            kept = np.where(reboxed | enters, here, copy) * paid
-            adding = 1.5 * m * num_adds * cls.boxes.local_s[cotangent]
-            self.made[key] = _Cost(adding + once * (2 if again else 1) + np.where(reboxed, once, 0.0) + charge * kept, kept, reboxed)
-        found: _Cost = self.made[key]
+            here, copy = cls.boxes.nbytes[value] * paid, cls.boxes.nbytes[common] * paid
+            may_box = (common != value) & (paid and not enters)
+            time_s = 1.5 * m * num_adds * cls.boxes.local_s[cotangent] + once * (2 if again else 1)
+            self.made[key] = Cost.of(rate, time_s, here if enters else copy, may_box, once, here)
+        found: Cost = self.made[key]
         return found
 
-    def param_alone(self, tensor: str) -> _Cost:
+    def param_alone(self, tensor: str) -> Cost:
         """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
-        num_uses = self._num_gradients(tensor)
-        key = ("param", id(choice), num_uses)
+        num_uses = self.num_gradients(tensor)
+        charge = self.terms.state_charge(self.layers[self.number["param", tensor]])
+        key = ("param", id(choice), num_uses, charge)
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * (num_uses - 1)
+            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
-            self.made[key] = _Cost(cls.step_s[rows] + adding + self.terms.state_price * kept, kept)
-        found: _Cost = self.made[key]
+            self.made[key] = Cost.of((charge, 1.0), cls.step_s[rows] + adding, kept)
+        found: Cost = self.made[key]
         return found
 
-    def _num_gradients(self, tensor: str) -> int:
+    def kept_by(self, tensor: str) -> int:
+        """The layer for which a tensor is kept longest at its hub."""
+        layers = [self.graph.node[name].layer if name else self.layers[self.number["hub", tensor]] for name, _ in self.facts.saved[tensor]]
+        return max(layers, key=self.terms.copies, default=self.layers[self.number["hub", tensor]])
+
+    def num_gradients(self, tensor: str) -> int:
         """Uses of a tensor through which a cotangent comes back."""
         return sum(self.facts.node[n.name].carries[i] for n, i in self.graph.consumers(tensor))
 
     # ---- folding ---------------------------------------------------------------------------------------------------------------------------------
 
-    def blocks(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer the variables that only variables of the same layer touch."""
-        crossing: set[int] = set()
-        for n in self.graph.nodes:
-            for u in (*self._inputs(n.name), *self._outputs(n.name)):
-                if u >= 0 and self.layers[u] != n.layer:
-                    crossing.add(u)
+    @cached_property
+    def group(self) -> Mapping[int, int]:
+        """For each layer the first layer of the block that it is folded with."""
+        found = {layer: layer for layer in self.layers}
+        return found | {layer: r.copies[0][0] for r in self.short.repeats for layer in r.copies[0]}
+
+    @cached_property
+    def blocks(self) -> Mapping[int, tuple[int, ...]]:
+        """For each block the variables that only variables of the same block touch."""
+        crossing = self._crossing()
         inside: dict[int, list[int]] = {}
         for v, layer in enumerate(self.layers):
             if v not in crossing:
-                inside.setdefault(layer, []).append(v)
-        return tuple(map(tuple, inside.values()))
+                inside.setdefault(self.group[layer], []).append(v)
+        return {block: tuple(found) for block, found in inside.items()}
 
-    # ---- the answer ------------------------------------------------------------------------------------------------------------------------------
+    def _crossing(self) -> dict[int, None]:
+        """Variables that nodes of several blocks touch."""
+        around = ((u, n.layer) for n in self.graph.nodes for u in (*self.inputs(n.name), *self.outputs(n.name)) if u >= 0)
+        return {u: None for u, layer in around if self.group[self.layers[u]] != self.group[layer]}
 
-    def placed(self, solution: Solution, start: float) -> Placed:
-        """The states in the words of a Plan."""
-        if not solution.states:
-            mesh = dict(zip(self.axes, self.mesh_shape, strict=True))
-            raise PlanError(f"no placement of `{self.graph.name}` on mesh {mesh} satisfies all limits of the space at once; loosen one of them")
-        at = {key: int(self.choices[v].rows[solution.states[v]]) for key, v in self.number.items()}
-        rules, hubs, params = {}, {}, {}
-        for (kind, name), row in at.items():
-            cls = self.choices[self.number[kind, name]].cls
-            if isinstance(cls, NodeClass):
-                rules[name] = self._on_all_axes(cls.states[row], Rule("B"))
-                for j, t in enumerate(self.graph.node[name].outputs):
-                    if ("hub", t) not in self.number:
-                        value = cls.out_boxes[j].places[cls.outs[j][row]]
-                        hubs[t] = Hub(self._on_all_axes(value, B), self._on_all_axes(tuple(s if s.is_split else B for s in value), B))
-            elif isinstance(cls, HubClass):
-                hubs[name] = Hub(*(self._on_all_axes(nd, B) for nd in _columns(cls.states[row], 2)))
-            else:
-                params[name] = ParamPlacement(*(self._on_all_axes(nd, B) for nd in _columns(cls.states[row], 3)))
-        nbytes, priced, reboxed = self._memory(solution.states, at)
-        space = sum(math.log10(len(c)) for c in self.choices)
-        return Placed(
-            rules, hubs, params, reboxed, self._links(), solution.cost, solution.bound, solution.exact, solution.cost - priced, nbytes,
-            len(self.choices), space, solution.method, time.perf_counter() - start,
-        )  # fmt: skip
+    def repeated(self) -> tuple[Repeated, ...]:
+        """The blocks that stand for several. Raises CannotFold where the two ends of one are not one hub each, with equal states and costs."""
+        crossing, order = self._crossing(), list(self.blocks)
+        out = []
+        for r in self.short.repeats:
+            block = r.copies[0][0]
+            touched = {u for n in self.graph.nodes if self.group[n.layer] == block for u in (*self.inputs(n.name), *self.outputs(n.name)) if u in crossing}
+            after = [u for u in touched if self.group[self.layers[u]] == block]
+            before = [u for u in touched if self.group[self.layers[u]] != block]
+            if len(before) != 1 or len(after) != 1 or not self._alike(before[0], after[0]):
+                raise CannotFold
+            out.append(Repeated(order.index(block), len(r.copies), before[0], after[0]))
+        return tuple(out)
 
-    def _links(self) -> tuple[Link, ...]:
-        """What a collective costs on every axis, nothing where there is one rank."""
-        active = axis_links(self.tables.pricing, self.tables.axes, self.tables.mesh_shape)
-        return self._on_all_axes(active, (0.0, 0.0))
-
-    def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
-        given = iter(state)
-        return tuple(next(given) if n > 1 else otherwise for n in self.mesh_shape)
-
-    def _memory(self, states: Sequence[int], at: Mapping[tuple[str, str], int]) -> tuple[dict[str, float], float, tuple[tuple[str, str], ...]]:
-        """Bytes by class, seconds charged for them, and the uses that are boxed again in the backward."""
-        out = {"params": 0.0, "grads": 0.0, "optimizer": 0.0, "activations": 0.0}
-        priced = 0.0
-        reboxed = []
-
-        def keep(nbytes: float, layer: int) -> None:
-            nonlocal priced
-            out["activations"] += nbytes * self.terms.copies(layer)
-            priced += nbytes * self.terms.charge(layer)
-
-        for (kind, name), v in self.number.items():
-            if kind == "param":
-                cls = self.choices[v].cls
-                assert isinstance(cls, ParamClass)
-                grads = cls.grads(self._num_gradients(name))
-                for what, table in (("params", cls.params), ("grads", grads), ("optimizer", cls.optimizer)):
-                    out[what] += float(table[at[kind, name]])
-                    priced += self.terms.state_price * float(table[at[kind, name]])
-            elif kind == "hub":
-                uses = [self.graph.node[n].layer if n else self.layers[v] for n, _ in self.facts.saved[name]]
-                keep(float(self.hub_alone(name).kept[states[v]]), max(uses, key=self.terms.charge, default=0))
-            else:
-                n = self.graph.node[name]
-                made = self.node_tables(n)
-                keep(float(made.alone.kept[states[v]]), n.layer)
-                for u, edge in zip((*self._inputs(name), *self._outputs(name)), (*made.ins, *made.outs), strict=True):
-                    if edge is not None:
-                        keep(float(edge.kept[states[u], states[v]]), n.layer)
-                for t, u, edge in zip(n.inputs, self._inputs(name), made.ins, strict=True):
-                    if edge is not None and edge.reboxed is not None and (
-                        edge.reboxed[states[u], states[v]]
-                        or (edge.common is not None and edge.common[states[u], states[v]] and self._is_reboxed(t, states[u]))
-                    ):  # fmt: skip
-                        reboxed.append((t, name))
-        return out, priced, tuple(dict.fromkeys(reboxed))
-
-    def _is_reboxed(self, tensor: str, state: int) -> bool:
-        """Whether the readers that share a tensor box it again in the backward."""
-        reboxed = self.hub_alone(tensor).reboxed
-        return reboxed is not None and bool(reboxed[state])
+    def _alike(self, a: int, b: int) -> bool:
+        """Whether two variables are hubs with the same states and the same costs."""
+        names = list(self.number)
+        if names[a][0] != "hub" or names[b][0] != "hub" or self.choices[a] is not self.choices[b]:
+            return False
+        return self.hub_alone(names[a][1]) is self.hub_alone(names[b][1])
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
-    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy."""
+class Cost:
+    """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy.
+
+    `options`: what was chosen from at this price: (seconds, bytes of all copies that live at once) of keeping, and of boxing again.
+    """
 
     table: Table
     kept: Table
-    reboxed: NDArray[np.bool_] | None = None
-    common: NDArray[np.bool_] | None = None
+    reboxed: NDArray[np.bool_] | None
+    common: NDArray[np.bool_] | None
+    options: tuple[tuple[Table, Table], ...]
+
+    @classmethod
+    def of(
+        cls, rate: Rate, time_s: Table, kept: Table, may_box: NDArray[np.bool_] | None = None, once: Table | float = 0.0, source: Table | float = 0.0,
+        common: NDArray[np.bool_] | None = None,
+    ) -> Cost:  # fmt: skip
+        """Keeping `kept`; or, where it may be, keeping `source` and boxing it again for `once`, if that is cheaper."""
+        charge, copies = rate
+        if may_box is None or not may_box.any():
+            none = None if may_box is None else np.zeros(time_s.shape, dtype=bool)
+            return cls(time_s + charge * kept, kept, none, common, ((time_s, kept * copies),))
+        reboxed = may_box & (once + charge * source < charge * kept)
+        chosen = np.where(reboxed, source, kept)
+        options = ((time_s, kept * copies), (np.where(may_box, time_s + once, np.inf), np.broadcast_to(source * copies, time_s.shape)))
+        return cls(time_s + charge * chosen + np.where(reboxed, once, 0.0), chosen, reboxed, common, options)
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeTables:
     """Of one node: alone, and with every input and output, the other variable's states in rows; None where an operand is no variable."""
 
-    alone: _Cost
-    ins: tuple[_Cost | None, ...]
-    outs: tuple[_Cost | None, ...]
+    alone: Cost
+    ins: tuple[Cost | None, ...]
+    outs: tuple[Cost | None, ...]
 
 
 def _ends(choice: Choice) -> tuple[Index, Index, Index]:
@@ -433,8 +423,8 @@ def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
 
 
 def _consumer(
-    nbytes: Table, where: tuple[Index, Index, Index], mode: str, once: Table, times: int, backward: Table | float, charge: float
-) -> _Cost:  # fmt: skip
+    nbytes: Table, where: tuple[Index, Index, Index], mode: str, once: Table, times: int, backward: Table | float, rate: Rate
+) -> Cost:  # fmt: skip
     """The edge from a hub to a use, `where` = placements of (value, common copy, use); `once` boxes value to use once, the forward does it `times`.
 
     A kept value that is not the hub's own is kept as it was read, or boxed again where that is cheaper; the common copy is the hub's affair where the hub pays.
@@ -444,22 +434,17 @@ def _consumer(
     is_common = (common[:, None] == places[None, :]) & ~is_source
     time_s = np.where(is_common, 0.0, once) * times + backward
     if mode == "":
-        return _Cost(time_s, np.zeros(once.shape))
+        return Cost.of(rate, time_s, np.zeros(once.shape))
     here = np.broadcast_to((nbytes[source] * ((common != source) | (mode == "only")))[:, None], once.shape)
-    copy = np.broadcast_to(nbytes[places][None, :], once.shape)
-    reboxed = ~is_source & (once + charge * here < charge * copy)
-    kept = np.where(is_source | reboxed, here, copy)
+    kept = np.where(is_source, here, nbytes[places][None, :])
+    may_box = ~is_source
     if mode == "shared":
-        reboxed, kept = reboxed & ~is_common, np.where(is_common, 0.0, kept)
-    return _Cost(time_s + charge * kept + np.where(reboxed, once, 0.0), kept, reboxed, is_common)
+        kept, may_box = np.where(is_common, 0.0, kept), may_box & ~is_common
+    return Cost.of(rate, time_s, kept, may_box, once, here, is_common)
 
 
-def _columns(state: Sequence[tuple[Sbp, ...]], width: int) -> list[NdSbp]:
-    """The nd placements of a state that has one tuple for each axis."""
-    return [tuple(axis[i] for axis in state) for i in range(width)]
-
-
-def _near(cls: Any, axes: Sequence[str]) -> str:
+def _near(cls: Any, axes: Sequence[str], rows: Iterable[int], told: str = "legal by size") -> str:
     """What would be legal, for a message."""
-    options = [list(dict.fromkeys(map(repr, (state[k] for state in cls.states)))) for k in range(len(axes))]
-    return "legal by size: " + ("; ".join(f"{axis}: {', '.join(found)}" for axis, found in zip(axes, options, strict=True)) or "nothing")
+    states = [cls.states[i] for i in rows]
+    options = [list(dict.fromkeys(map(repr, (state[k] for state in states)))) for k in range(len(axes))]
+    return f"{told}: " + ("; ".join(f"{axis}: {', '.join(found)}" for axis, found in zip(axes, options, strict=True)) or "nothing")

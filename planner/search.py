@@ -24,8 +24,9 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
+from planner.hints import Hint
+from planner.optimizers import with_defaults
 from planner.reasons import why
-from planner.single import OPTIMIZERS
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -78,17 +79,14 @@ def plan(
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_layout` reads it. After `budget_s`
+    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_stages` reads it. After `budget_s`
     seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe (nothing yet: the search goes on until something fits, and the interrupt
     goes to the caller). Raises DoesNotFit with the nearest plans and what would help
     when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
-    settings = OPTIMIZERS.get(optimizer) if isinstance(optimizer, str) else optimizer
-    if settings is None:
-        raise PlanError(f"optimizer `{optimizer}` is not known; known are {', '.join(OPTIMIZERS)}")
-    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), settings, fix or {}, memory_fraction, stages)
+    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction, stages)
     space = list(bases(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")
@@ -151,6 +149,7 @@ class _Search:
     num_pruned: int = 0
     in_vain: int = 0
     interrupted: bool = False
+    refused: PlanError | None = None
 
     def run(self) -> Result:
         might = [c for c in self.space if self.evaluator.may_fit(c)]
@@ -170,6 +169,8 @@ class _Search:
                 raise
             self.interrupted = True
             self._simulate(1)
+        if not self.found and not self.too_big and self.refused:
+            raise self.refused
         if not self.plans:
             raise self._nothing_fits()
         for c in self.waiting:
@@ -216,11 +217,23 @@ class _Search:
             return
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
-        best_s, this = self._best_s(), self.evaluator.evaluate(c)
+        try:
+            this = self.evaluator.evaluate(c)
+        except PlanError as error:
+            self._refuse(error)
+            return
+        best_s = self._best_s()
         self.num_evaluated += 1
         fits = this.fits(self.evaluator.memory_fraction)
         self.in_vain = 0 if not self.found or (fits and this.estimate_s < best_s) else self.in_vain + 1
         (self.found if fits else self.too_big).append(this)
+
+    def _refuse(self, error: PlanError) -> None:
+        """A candidate on whose mesh a fixed placement is not legal; without fixed placements every candidate has one."""
+        if not any(isinstance(value, Hint) or key in ("layout", "tp_plan") for key, value in self.evaluator.fix.items()):
+            raise error
+        self.num_pruned += 1
+        self.refused = self.refused or error
 
     def _cannot_win(self, c: Candidate) -> bool:
         times = sorted(e.estimate_s for e in self.found)

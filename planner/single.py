@@ -8,12 +8,7 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.plan import Hub, ParamPlacement, Plan, Stage
 from planner.frontends.model import Model
-
-OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"name": "adamw", "lr": 3e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "max_norm": 1.0},
-    "sgd": {"name": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 0.0, "max_norm": 1.0},
-}
-"""Defaults. AdamW's are those of GPT-3 (Brown et al., 2020, arXiv:2005.14165, appendix B) but for the learning rate, which a run gives."""
+from planner.optimizers import with_defaults
 
 
 def single_device(
@@ -32,13 +27,14 @@ def single_device(
     values = [t.name for t in graph.tensors.values() if t.role == "value"]
     layout = {
         "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "vpp": 1, "mbs": batch // num_microbatches, "num_microbatches": num_microbatches, "schedule": "1f1b",
+        "seq_chunks": 1,
         "recompute": "full" if recompute else "none", "zero": 0, "sp": False,
     }  # fmt: skip
     return Plan(
-        model.reference or model.name, model.fingerprint, cluster.name, cluster.fingerprint, batch, seq, dtype, optimizer, (), (),
+        model.reference or model.name, model.fingerprint, cluster.name, cluster.fingerprint, batch, seq, dtype, with_defaults(optimizer), (), (),
         (Stage(0, graph.num_layers, (0,)),), "1f1b", num_microbatches, recompute, {n.name: () for n in graph.nodes}, {t: Hub((), ()) for t in values},
         {p.name: ParamPlacement((), (), ()) for p in graph.params}, layout=layout,
     )  # fmt: skip
 
 
-__all__ = ["OPTIMIZERS", "single_device"]
+__all__ = ["single_device"]

@@ -67,13 +67,13 @@ def cut_for_ranks(weights: Sequence[float], rank: Sequence[int]) -> tuple[tuple[
         best, cuts = loads[k].tolist(), near[k].tolist()
 
 
-def parse_layout(text: str, num_layers: int) -> tuple[tuple[int, int], ...]:
+def parse_stages(text: str, num_layers: int) -> tuple[tuple[int, int], ...]:
     """[first, last) of the stages that a text gives: blocks a stage, `11,10,11`, the embedding in the first and the head in the last; or Megatron-LM's
     `Et*3|(tt|)*4|L`, where E is the embedding, t a block, L the head, `|` parts stages, and `*n` repeats a letter or a group.
 
     `num_layers` counts embedding and head. Raises InputError where the text cannot be read, PlanError where it is for another number of blocks.
 
-    >>> parse_layout("3,4,3", 12), parse_layout("Et*3|(tt|)*3tL", 12)
+    >>> parse_stages("3,4,3", 12), parse_stages("Et*3|(tt|)*3tL", 12)
     (((0, 4), (4, 8), (8, 12)), ((0, 4), (4, 6), (6, 8), (8, 10), (10, 12)))
     """
     plain = re.sub(r"\s", "", text)

@@ -11,6 +11,9 @@ from ir.plan import ParamPlacement, Plan
 from ir.program import Program
 from ir.timeline import Timeline
 from ir.units import GIB
+from planner.candidates import is_attention
+from planner.dims import EXPERT_PRODUCTS, dims_of
+from planner.facts import analyse
 from planner.frontends.model import Model
 from simulator.memory import Ledger
 
@@ -18,23 +21,27 @@ from simulator.memory import Ledger
 def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     """The `layout` of the command's documents: dp, tp, pp, mbs, schedule, recompute, and ZeRO level and sequence parallelism read off the placements."""
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
-    dp = size.get("dp", 1)
+    ep = size.get("ep", 1)
+    dp = size.get("dp", 1) * ep
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": 1, "vpp": len(plan.stages) // len(plan.sites), "mbs": plan.microbatch // dp,
-        "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "recompute": "full" if plan.recompute else "none",
-        "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": ep, "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
+        "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
+        "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
     }  # fmt: skip
 
 
 def zero_level(graph: Graph, plan: Plan) -> int:
-    """The ZeRO level that most bytes of the parameters follow on the data-parallel axis."""
-    if "dp" not in plan.axes or plan.mesh_shape[plan.axes.index("dp")] == 1:
+    """The ZeRO level that most bytes of the trained parameters follow on the data-parallel axis."""
+    wide = [axis for axis, n in zip(plan.axes, plan.mesh_shape, strict=True) if n > 1 and axis in ("dp", "ep")]
+    if not wide:
         return 0
-    axis = plan.axes.index("dp")
-    weight: dict[int, int] = {}
-    for name, place in plan.params.items():
-        level = _level(place, axis)
-        weight[level] = weight.get(level, 0) + graph.tensors[name].nbytes
+    axis, dims = plan.axes.index(wide[0]), dims_of(graph)
+    weight: dict[int, int] = {0: 0}
+    for tensor in graph.trained:
+        if wide[0] == "ep" and dims.dim(tensor.name, "experts") is not None:
+            continue  # split over its experts, not by ZeRO
+        level = _level(plan.params[tensor.name], axis)
+        weight[level] = weight.get(level, 0) + tensor.nbytes
     return max(sorted(weight), key=lambda level: weight[level])
 
 
@@ -57,10 +64,26 @@ def is_sequence_parallel(graph: Graph, plan: Plan) -> bool:
 
 
 def model_flops(model: Model, plan: Plan) -> float:
-    """Floating point operations that one step of the model needs: three times the forward, causal attention counted half, recompute not counted."""
+    """Floating point operations that one step of the model needs: three times the forward, causal attention counted half, recompute not counted.
+
+    Of an expert's slots as many count as its even share of the tokens fills.
+    Where parameters are frozen, a product counts once forward and once for each gradient of it that somebody needs.
+    """
     graph = model.graph(1, plan.seq, plan.dtype)
-    forward = sum(graph.op(n).flops_of(graph.sizes(n), n.attrs) for n in graph.nodes if graph.op(n).is_contraction or n.op == "attention")
-    return 3.0 * forward * plan.batch
+    facts = analyse(graph)
+    total = 0.0
+    for n in graph.nodes:
+        op, here = graph.op(n), facts.node[n.name]
+        if op.is_contraction or is_attention(n):
+            share = _filled(model, plan.seq) if n.op in EXPERT_PRODUCTS else 1.0
+            total += share * op.flops_of(graph.sizes(n), n.attrs) * (1 + (len(here.grads) if op.is_contraction else 2 * any(here.carries)))
+    return total * plan.batch
+
+
+def _filled(model: Model, seq: int) -> float:
+    """The share of the experts' slots that tokens fill where nothing is dropped, at most 1."""
+    experts = model.config.experts
+    return min(1.0, seq * experts.top_k / (experts.num_experts * experts.slots(seq))) if experts else 1.0
 
 
 def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.boxing import Step, kind_1d, legal, may_step
-from ir.errors import PlanError
 from ir.graph import Node, Tensor
-from ir.op import Op, Rule
+from ir.op import Op, Rule, nd_placements
 from ir.ops import catalogue
 from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_shape
 from ir.units import DTYPE_BYTES
 from planner.facts import NodeFacts
+from planner.optimizers import Update, attrs_of, intermediate, state_dtype, updated
 from planner.pricing import Pricing, boxing_price, work_of
 
 Table = NDArray[np.float64]
@@ -278,43 +278,73 @@ class Tables:
 
     # ---- parameters ------------------------------------------------------------------------------------------------------------------------------
 
-    def param(self, tensor: Tensor, uneven_dims: frozenset[int], optimizer: str) -> ParamClass:
-        """The class of a parameter."""
-        key = ("param", tensor.shape, tensor.dtype, uneven_dims, optimizer)
+    def param(self, tensor: Tensor, uneven_dims: frozenset[int], update: Update | None) -> ParamClass:
+        """The class of a parameter; `update` None: frozen."""
+        key = ("param", tensor.shape, tensor.dtype, uneven_dims, id(update))
         if key not in self.memo:
-            self.memo[key] = self._param(tensor, uneven_dims, optimizer)
-        found: ParamClass = self.memo[key]
+            self.memo[key] = (update, self._param(tensor, uneven_dims, update) if update else self._frozen(tensor, uneven_dims))
+        found: ParamClass = self.memo[key][1]
         return found
 
-    def _param(self, tensor: Tensor, uneven_dims: frozenset[int], optimizer: str) -> ParamClass:
+    def _frozen(self, tensor: Tensor, uneven_dims: frozenset[int]) -> ParamClass:
+        """Without gradient, state and update it lies where it is held."""
+        boxes = self.boxes(tensor)
+        one = [(s, s, s) for s in (B, *map(S, range(len(tensor.shape))))]
+        states = tuple(nd for nd in itertools.product(one, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims))
+        held = boxes.of(tuple(t[0] for t in nd) for nd in states)
+        nothing = np.zeros(len(states))
+        return ParamClass(boxes, boxes, states, held, held, held, nothing, boxes.nbytes[held], nothing)
+
+    def _param(self, tensor: Tensor, uneven_dims: frozenset[int], update: Update) -> ParamClass:
         boxes, wide = self.boxes(tensor), self.boxes(replace(tensor, dtype=state_dtype(tensor.dtype)))
         triples: list[tuple[Sbp, Sbp, Sbp]] = [(B, B, B), (B, B, P)]
         for d in range(len(tensor.shape)):
             triples += [(S(d), held, grad) for held in (B, S(d)) for grad in (S(d), P, B)]
-        states = tuple(
-            nd for nd in itertools.product(triples, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims)
-        )  # fmt: skip
+        legal_states = self._legal_states(tensor, uneven_dims, update)
+        states = tuple(nd for nd in itertools.product(triples, repeat=len(self.axes)) if tuple(t[0] for t in nd) in legal_states)
         state, held, grad = (boxes.of(tuple(t[i] for t in nd) for nd in states) for i in range(3))
         apart = boxes.nbytes[held] * (state != held)
-        num_states = num_optimizer_states(optimizer) + (wide is not boxes)
-        update = self._update_s(wide, optimizer, tensor.dtype)
+        updating, kept = np.zeros((2, len(wide.places)))
+        for i in np.unique(state):
+            updating[i] = self._update_s(update, wide, wide.places[i], tensor.dtype)
+            places = update.state_places(wide.places[i])
+            kept[i] = sum(self._local_bytes(t, place) for t, place in zip(update.states, places, strict=True))
+        kept += wide.nbytes * (wide is not boxes)
         return ParamClass(
-            boxes, wide, states, state, held, grad, wide.cost[grad, state] + update[state] + boxes.cost[state, held], boxes.nbytes[state] + apart,
-            num_states * wide.nbytes[state],
-        )  # fmt: skip
+            boxes, wide, states, state, held, grad, wide.cost[grad, state] + updating[state] + boxes.cost[state, held], boxes.nbytes[state] + apart, kept[state]
+        )
 
-    def _update_s(self, wide: Boxes, optimizer: str, dtype: str) -> Table:
-        """Seconds of the update by placement of the state: reads the gradient, reads and writes the master copy and the states; a cast where there is one."""
-        op = catalogue(optimizer)
-        one = op.for_ranks([1 if o.dims else 0 for o in op.inputs])
-        out = []
-        for num_elements in wide.nbytes / wide.itemsize:
-            n = int(num_elements)
-            seconds = self.pricing.compute_s(optimizer, state_dtype(dtype), *work_of(one, {"b": n}, {}, wide.itemsize))
-            if state_dtype(dtype) != dtype:
-                seconds += self.pricing.compute_s("cast", state_dtype(dtype), *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
-            out.append(seconds)
-        return np.array(out)
+    def _legal_states(self, tensor: Tensor, uneven_dims: frozenset[int], update: Update) -> frozenset[NdSbp]:
+        """Where the optimizer's states may lie."""
+        one = (B, *map(S, range(len(tensor.shape))))
+        every = itertools.product(one, repeat=len(self.axes))
+        return frozenset(nd for nd in every if self.even(tensor.shape, nd, uneven_dims) and update.is_legal(nd, self.mesh_shape))
+
+    def _local_bytes(self, tensor: Tensor, nd: NdSbp) -> int:
+        return math.prod(local_shape(tensor.shape, nd, self.mesh_shape)) * DTYPE_BYTES[tensor.dtype]
+
+    def _update_s(self, update: Update, wide: Boxes, nd: NdSbp, dtype: str) -> float:
+        """Seconds of the update where the weights' state lies at `nd`: kernels, what is re-sharded between them, a cast where there is a master copy."""
+        state = state_dtype(dtype)
+        widths = {t.name: DTYPE_BYTES[t.dtype] for t in update.states if t.dtype != state}
+        made: dict[str, tuple[Boxes, NdSbp]] = {}
+        boxed: dict[tuple[str, NdSbp], float] = {}
+        seconds = 0.0
+        for op, rules in zip(update.ops, update.rules(nd), strict=True):
+            ins, outs = nd_placements(rules, op)
+            local = {label: -(-update.sizes[label] // parts) for label, parts in (dict.fromkeys(op.labels, 1) | _cuts(rules, self.mesh_shape)).items()}
+            seconds += self.pricing.compute_s(op.name, state, *work_of(op, local, attrs_of(update, op), wide.itemsize, widths))
+            for operand, place in zip(op.inputs, ins, strict=True):
+                if operand.name in made:
+                    boxes, have = made[operand.name]
+                    boxed[operand.name, place] = float(boxes.cost[boxes.index[have], boxes.index[place]])
+            for operand, place in zip(op.outputs, outs, strict=True):
+                if operand.name.removesuffix("2") not in updated(op):
+                    made[operand.name] = (self.boxes(intermediate(update, op, operand.name, state)), place)
+        if state != dtype:
+            n = math.prod(local_shape(wide.shape, nd, self.mesh_shape))
+            seconds += self.pricing.compute_s("cast", state, *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
+        return seconds + sum(boxed.values())
 
 
 def _rules(facts: NodeFacts, sizes: Mapping[str, int], parts: int, uneven: frozenset[str]) -> tuple[Rule, ...]:
@@ -340,24 +370,3 @@ def _cuts(nd: Sequence[Rule], mesh_shape: Sequence[int]) -> dict[str, int]:
         if rule.kind == "split":
             cuts[rule.on] = cuts.get(rule.on, 1) * parts
     return cuts
-
-
-def state_dtype(dtype: str) -> str:
-    """Optimizer states, master copy and gradient accumulators are float32 where the parameter is narrower.
-
-    >>> state_dtype("bfloat16"), state_dtype("float64")
-    ('float32', 'float64')
-    """
-    return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
-
-
-def num_optimizer_states(optimizer: str) -> int:
-    """State tensors besides the master copy.
-
-    >>> num_optimizer_states("adamw"), num_optimizer_states("sgd")
-    (2, 1)
-    """
-    op = catalogue(optimizer)
-    if {"g", "norm2", "w"} - {o.name for o in op.inputs}:
-        raise PlanError(f"`{optimizer}` is no optimizer; known are adamw and sgd")
-    return len(op.inputs) - 3

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ir.units import nbytes
 from planner.candidates import Candidate, bases
 from planner.evaluate import Evaluated, Evaluator
-from planner.single import OPTIMIZERS
+from planner.optimizers import OPTIMIZERS
 
 NUM_WAYS = 3
 SHORTEST_SEQ = 128

@@ -5,33 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ClusterError, InputError
 from simulator.profile import bundled, curves, gpu_profile, machine_names, near
+from simulator.topology import Nic, layout_of, node_links, rail_links
 
 _COUNT = re.compile(r"([+-]?(?:\d[\d.]*|nan|inf))x(.+)", re.IGNORECASE)
-_NIC = re.compile(r"([a-z]+)([+-]?(?:\d[\d.]*|nan|inf))(?:x([+-]?[\d.]+))?", re.IGNORECASE)
+_NIC = re.compile(r"([a-z]+)([+-]?(?:\d[\d.]*|nan|inf))(?:x([+-]?[\d.]+)(r)?)?(?::([\d.]+))?(?:\+([\d.]+)us)?", re.IGNORECASE)
 FORMS = (
-    "write NODESxGPUSxNAME such as 4x8xH100-SXM, with @ib400, @ib400x8, @eth25, @roce200x8 or @tcp100 for the NICs of a node; a machine name; `local`; "
+    "write NODESxGPUSxNAME such as 4x8xH100-SXM, with @ib400, @ib400x8, @eth25, @roce200x8 or @tcp100 for the NICs of a node, "
+    "@ib400x8:2 where the network between nodes is oversubscribed 2:1, @ib400x8r where it has rails, @ib400x8+300us for a far one; a machine name; `local`; "
     "or a cluster JSON"
 )
 MAX_DEVICES = 131_072
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """The NICs of one node: `per_node` ports of `gbit_per_s` each; where there are fewer than GPUs, neighbours share one."""
-
-    kind: str
-    gbit_per_s: float
-    per_node: int
-
-    def __str__(self) -> str:
-        return f"{self.per_node} x {self.gbit_per_s:g} Gb/s {self.kind}"
 
 
 def load_cluster(text: str, local: Callable[[], Cluster] | None = None) -> Cluster:
@@ -122,7 +111,19 @@ def _nic(word: str, text: str) -> Nic:
         rate = 0.0
     if not 0 < rate < float("inf"):
         raise InputError(f"cluster `{text}`: the NIC's bandwidth is {match[2]} Gb/s; give a finite number above 0")
-    return Nic(match[1].lower(), rate, _whole(match[3], f"cluster `{text}`: the number of NICs a node") if match[3] else 1)
+    ports = _whole(match[3], f"cluster `{text}`: the number of NICs a node") if match[3] else 1
+    narrow, far_s = _number(match[5] or "1", 1.0, f"cluster `{text}`: oversubscription"), _number(match[6] or "0", 0.0, f"cluster `{text}`: latency") * 1e-6
+    return Nic(match[1].lower(), rate, ports, narrow, far_s, bool(match[4]))
+
+
+def _number(word: str, least: float, what: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if value < least:
+        raise InputError(f"{what} is {word}; give a number of {least:g} or more")
+    return value
 
 
 def _machine(text: str, machine: str, counts: list[int], nic: Nic | None) -> Cluster:
@@ -131,7 +132,7 @@ def _machine(text: str, machine: str, counts: list[int], nic: Nic | None) -> Clu
         raise InputError(f"cluster `{text}`: {machine} has {spec['gpus_per_node']} GPUs a node already; write {counts[0]}x{machine}")
     own = Nic(spec["nic"]["kind"], float(spec["nic"]["gbit_per_s"]), int(spec["nic"]["per_node"]))
     num_nodes = counts[0] if counts else 1
-    return build(text, spec["gpu"], num_nodes, spec["gpus_per_node"], nic or (own if num_nodes > 1 else None))
+    return build(text, spec["gpu"], num_nodes, spec["gpus_per_node"], nic or (own if num_nodes > 1 else None), layout=spec.get("layout"))
 
 
 def _by_gpu(text: str, name: str, counts: list[int], nic: Nic | None) -> Cluster:
@@ -152,49 +153,41 @@ def _by_gpu(text: str, name: str, counts: list[int], nic: Nic | None) -> Cluster
         typical_nic = profile["typical_nic"] or bundled("links")["default_nic"]
         nic = Nic(typical_nic["kind"], float(typical_nic["gbit_per_s"]), int(typical_nic["per_node"]))
         assumed.append(f"NICs: {nic} a node, as typical for {gpu}; say @ib400x8 or the like where yours differ")
+    if "note" in profile:
+        assumed.append(f"{gpu}: {profile['note']}")
     return build(text, gpu, num_nodes, per_node, nic, tuple(assumed))
 
 
 # ---- topology -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def build(name: str, gpu: str, num_nodes: int, gpus_per_node: int, nic: Nic | None, assumed: tuple[str, ...] = ()) -> Cluster:
-    """`num_nodes` nodes of `gpus_per_node` GPUs: GPUs on an NVLink switch or a PCIe switch, NICs on one fabric switch.
-
-    Bandwidths of the links are what flows: the datasheet's figure times the measured share of the profile. A NIC that serves several GPUs is one edge.
-    """
+def build(
+    name: str, gpu: str, num_nodes: int, gpus_per_node: int, nic: Nic | None, assumed: tuple[str, ...] = (), layout: Mapping[str, Any] | None = None
+) -> Cluster:  # fmt: skip
+    """`num_nodes` nodes of `gpus_per_node` GPUs, joined as `layout` says (`simulator.topology`; default: as is usual for the card), NICs on one fabric."""
     if num_nodes * gpus_per_node > MAX_DEVICES:
         raise InputError(f"cluster `{name}` has {num_nodes * gpus_per_node} devices; at most {MAX_DEVICES} are simulated")
     gpu, profile = gpu_profile(gpu)
     devices = tuple(_device(rank, gpu, rank // gpus_per_node, profile) for rank in range(num_nodes * gpus_per_node))
+    layout = layout or layout_of(profile, gpus_per_node)
     links: list[Link] = []
     for node in range(num_nodes):
-        links += _node_links(node, gpus_per_node, profile, nic)
-    about = {"collective": dict(profile["collective"]), "collectives": curves(gpu)}
+        links += node_links(node, gpus_per_node, profile, layout, nic)
+    links += rail_links(num_nodes, gpus_per_node, nic)
+    if "gemm_class" in profile:
+        assumed = (*assumed, f"GEMM times of {gpu}: {profile['gemm_class']}")
+    about: dict[str, Any] = {
+        "collective": dict(profile["collective"]),
+        "collectives": curves(gpu, None if nic is None else (nic.kind, nic.gbit_per_s, nic.per_node)) if layout["kind"] != "pcie" else [],
+    }
+    if not layout.get("p2p", profile["link"].get("p2p", True)):
+        about["p2p"] = False
     return Cluster(name, devices, tuple(links), about, assumed).check()
 
 
 def _device(rank: int, gpu: str, node: int, profile: Mapping[str, Any]) -> Device:
-    kept = ("num_sms", "gemm_tile", "hbm_share", "attention_share", "source", "measured_on")
+    kept = ("num_sms", "gemm_tile", "gemm_grid", "hbm_share", "attention_share", "source", "measured_on")
     return Device(
         rank, gpu, node, float(profile["memory_bytes"]), float(profile["usable_bytes"]), dict(profile["flops_per_s"]), float(profile["bytes_per_s"]),
-        float(profile["launch_s"]), {k: profile[k] for k in kept},
+        float(profile["launch_s"]), {k: profile[k] for k in kept if k in profile},
     )  # fmt: skip
-
-
-def _node_links(node: int, num_gpus: int, profile: Mapping[str, Any], nic: Nic | None) -> list[Link]:
-    link, figures = profile["link"], bundled("links")
-    switch = f"{'nvswitch' if link['kind'].startswith('nvlink') else 'pcie'}{node}"
-    hop_s = float(profile["collective"]["hop_s"])
-    gpus = [f"gpu{node * num_gpus + i}" for i in range(num_gpus)]
-    out = [Link(g, switch, hop_s / 2, link["bytes_per_s"] * link["share"], link["kind"]) for g in gpus] if num_gpus > 1 else []
-    if nic is None:
-        return out
-    port = figures["nics"][nic.kind]
-    num_nics = min(nic.per_node, num_gpus)
-    bytes_per_s = nic.gbit_per_s / 8 * 1e9 * port["share"] * nic.per_node / num_nics
-    pcie_hop_s = max(figures["pcie_hop_s"]["value"], hop_s)  # a NIC is never the shorter way between two GPUs of a node
-    pcie_bytes_per_s = profile["pcie_bytes_per_s"] * profile["pcie_share"]
-    for i, g in enumerate(gpus):
-        out.append(Link(g, f"nic{node}.{i * num_nics // num_gpus}", pcie_hop_s, pcie_bytes_per_s * max(1, nic.per_node // num_nics), "pcie"))
-    return out + [Link(f"nic{node}.{i}", "fabric", port["latency_s"] / 2, bytes_per_s, nic.kind) for i in range(num_nics)]

@@ -9,10 +9,11 @@ from typing import Any
 
 from ir.cluster import Cluster, Device
 from ir.errors import ClusterError, InputError
+from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
-from simulator.collectives import ALGORITHMS, FREE, Group, Line, lines, p2p_line, siblings
+from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
 from simulator.routes import Edge, Routes
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
@@ -22,6 +23,7 @@ MEASURED_HEAD = 64
 """Size of a head in the samples by which `executor.measure` times attention."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kinds in which all members give and take; beside them there is `broadcast`, from the first member of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class CostModel:
       of anything else by the float32 vector rate. Where the device was measured operator by operator (`profile["ops"]`), those tables count.
     * Collectives: a measured curve of the same kind and group shape where there is one, else alpha-beta lines on the topology (`simulator.collectives`).
     * Between threads of one machine (`profile["transport"]`): a copy through memory.
+    * All of it times the cluster's `profile["levels"]`, where it was calibrated by measured runs: of an operator, or "compute" and "communication".
 
     `num_cores`: how many threads of the cluster run at once where its devices are threads (`profile["num_cores"]`), 0 where every device is its own.
     `active`: the ranks that take part (default all); their neighbours' traffic is not counted. Everything is cached by its key, so a price costs a look-up.
@@ -50,7 +53,7 @@ class CostModel:
     >>> from simulator.clusters import shorthand
     >>> cost = CostModel(shorthand("1x8xH100-SXM"))
     >>> round(cost.compute_s("linear", "bfloat16", 2 * 8192**3, 3 * 2 * 8192**2, (1, 8192, 8192, 8192)) * 1e3, 2)
-    1.36
+    1.59
     >>> cost.collective_s("all_reduce", 1 << 30, (0,))
     0.0
     """
@@ -64,11 +67,12 @@ class CostModel:
         self._gemms: dict[tuple[int, str], gemms.Gemm] = {}
         self._compute: dict[tuple[Any, ...], float] = {}
         self._lines: dict[tuple[Any, ...], tuple[Line, ...]] = {}
+        self._levels: Mapping[str, float] = cluster.profile.get("levels", {})
+        self._talk = float(self._levels.get("communication", 1.0))
         self._curves = {(c["kind"], c["ranks_per_node"], c["num_nodes"]): c["rows"] for c in cluster.profile.get("collectives", ())}
         self._transport: Mapping[str, float] | None = cluster.profile.get("transport")
         self.num_cores = float(cluster.profile.get("num_cores", 0.0)) if self._transport is not None else 0.0
-        self._algorithms = tuple(cluster.profile.get("collective", {}).get("algorithms", ALGORITHMS))
-        self._collective_launch_s = float(cluster.profile.get("collective", {}).get("launch_s", 0.0))
+        self._library: Mapping[str, Any] = cluster.profile.get("collective", {})
 
     # ---- compute -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -77,14 +81,26 @@ class CostModel:
         key = (self._kinds[rank], op, dtype, flops, nbytes, gemm)
         found = self._compute.get(key)
         if found is None:
-            found = self._compute[key] = self._kernel_s(self.cluster.devices[rank], op, dtype, flops, nbytes, gemm) + self.runtime.launch_s
+            alone_s = self._kernel_s(self.cluster.devices[rank], op, dtype, flops, nbytes, gemm) + self.runtime.launch_s
+            found = self._compute[key] = alone_s * self._level(op)
         return found
+
+    def _level(self, op: str) -> float:
+        """What measured runs have shown this operator to take over what is priced (`simulator.calibrate`)."""
+        return float(self._levels.get(op, self._levels.get("compute", 1.0)))
+
+    def floor_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...] = (), rank: int = 0) -> float:
+        """Seconds that this work does not go below however it is cut: a GEMM at the best rate of any shape, anything else as one kernel."""
+        if not gemm:
+            return self.compute_s(op, dtype, flops, nbytes, gemm, rank)
+        device = self.cluster.devices[rank]
+        return min(self.compute_s(op, dtype, flops, nbytes, gemm, rank), self._level(op) * flops / self._gemm(device, dtype).best_rate)
 
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
         if gemm:
             return self._gemm(device, dtype).seconds(gemm, nbytes, bandwidth)
-        table = device.profile.get("ops", {}).get(op)
+        table = device.profile.get("ops", {}).get(measured_as(op))
         if table is not None and dtype in table["s_per_element"]:
             return float(table["launch_s"] + table["s_per_element"][dtype] * nbytes / DTYPE_BYTES[dtype] + flops * table.get("s_per_flop", {}).get(dtype, 0.0))
         busy = flops / self._vector_rate(device, op, dtype) if flops else 0.0
@@ -109,11 +125,12 @@ class CostModel:
         """
         device = self.cluster.devices[rank]
         ops = device.profile.get("ops", {})
-        table, d = ops.get(work.op), work.sizes.get("d")
+        name, d = measured_as(work.op), work.sizes.get("d")
+        table = ops.get(name)
         if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
             return 0.0
-        pairs = work.flops / (2 * PRODUCTS[work.op] * d)
-        shape = (1, 64, work.sizes.get("z", 64), MEASURED_HEAD)
+        pairs = work.flops / (2 * PRODUCTS[name] * d)
+        shape = (1, 64, sum(n for label, n in work.sizes.items() if label.startswith("z")) or 64, MEASURED_HEAD)
         product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
         beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
         drawn_s = ops["dropout"]["s_per_element"].get(work.dtype, 0.0) if work.attrs.get("p", 0.0) > 0 and "dropout" in ops else 0.0
@@ -133,7 +150,7 @@ class CostModel:
         if self._transport is not None:
             return self._copy_s(kind, nbytes, len(group))
         curve = self._curve(kind, group)
-        return curve_s(curve, nbytes) if curve is not None else self.line(kind, nbytes, group).at(nbytes)
+        return self._talk * curve_s(curve, nbytes) if curve is not None else self.line(kind, nbytes, group).at(nbytes)
 
     def p2p_s(self, nbytes: float, src: int, dst: int) -> float:
         """Seconds of one message, its neighbours sending theirs."""
@@ -150,7 +167,7 @@ class CostModel:
         key = (kind, group, alone)
         found = self._lines.get(key)
         if found is None:
-            found = self._lines[key] = self._new_lines(kind, group, alone)
+            found = self._lines[key] = tuple(line.slowed(self._talk) for line in self._new_lines(kind, group, alone))
         return found
 
     def _new_lines(self, kind: str, group: Group, alone: bool) -> tuple[Line, ...]:
@@ -161,10 +178,10 @@ class CostModel:
             return (FREE,)
         together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
-            return (p2p_line(self.routes, group, together, self._collective_launch_s),)
-        if kind not in COLLECTIVES:
-            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}")
-        return lines(self.routes, kind, group, together, self._collective_launch_s, self._algorithms)
+            return (p2p_line(self.routes, group, together, float(self._library.get("launch_s", 0.0))),)
+        if kind not in (*COLLECTIVES, "broadcast"):
+            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}, broadcast")
+        return lines(self.routes, kind, group, together, self._library)
 
     def _curve(self, kind: str, group: Group) -> Sequence[Sequence[float]] | None:
         if not self._curves:
@@ -179,7 +196,7 @@ class CostModel:
         """Threads copy: each member assembles all it needs, reduces its own part, or for an all-reduce reduces one n-th and hands it to all."""
         transport = self._transport or {}
         copied = {"all_reduce": 2 * (n - 1) / n, "reduce_scatter": (n - 1) / n}.get(kind, 1.0) * nbytes
-        return transport["latency_s"] + copied / transport["bytes_per_s"]
+        return self._talk * (transport["latency_s"] + copied / transport["bytes_per_s"])
 
     def transfer(self, work: Work, rank: int) -> tuple[float, Mapping[Edge, float]] | None:
         """(seconds while nothing else is on the links, share of each link that it uses), for an engine that lets transfers meet; None where it crosses none."""
@@ -195,7 +212,7 @@ class CostModel:
         """Seconds of one firing on `rank`, once it runs."""
         if work.kind == "compute":
             seconds = self.compute_s(work.op, work.dtype, work.flops, work.nbytes, work.gemm, rank)
-            return seconds + self._attention_s(work, rank) if work.op in PRODUCTS else seconds
+            return seconds + self._level(work.op) * self._attention_s(work, rank) if measured_as(work.op) in PRODUCTS else seconds
         if work.kind == "collective":
             return self.collective_s(work.op, work.nbytes, work.group)
         if work.kind in ("send", "recv"):
@@ -203,9 +220,26 @@ class CostModel:
         return work.nbytes / self.cluster.devices[rank].bytes_per_s
 
 
+def measured_as(op: str) -> str:
+    """The operator whose measured figures stand for this one: attention with sinks, a mask or relative positions does the products of plain attention.
+
+    Over the pieces of a sequence (`ir.ops.over`) an operator does what it does over the whole.
+
+    >>> measured_as("attention_relative.grad"), measured_as("linear")
+    ('attention.grad', 'linear')
+    """
+    op, _ = parted(op)
+    name, dot, grad = op.partition(".")
+    return "attention" + dot + grad if name.startswith("attention_") else op
+
+
+PEAK_DTYPE = {"fp8_block": "fp8"}
+"""Ways to compute that have the peak of a dtype: `fp8_block` scales by blocks."""
+
+
 def peak(device: Device, dtype: str) -> float:
     """Peak GEMM flops per second; ClusterError where the device has none for this dtype."""
-    rate = device.flops_per_s.get(dtype)
+    rate = device.flops_per_s.get(PEAK_DTYPE.get(dtype, dtype))
     if rate is None:
         raise ClusterError(f"{device.name} computes no {dtype}; it has {', '.join(device.flops_per_s)}: choose one of these with --dtype")
     return rate

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from ir.errors import Deadlock
 from ir.machine import Action, Machine
+from ir.net import opening
 from ir.program import Actor, Program
 from ir.timeline import Span, Timeline
 from simulator.contention import Cores, Links
@@ -123,7 +124,7 @@ def price(program: Program, cost: CostModel, share_links: bool = False) -> Price
     seconds = _longest(seconds, channel)
     added = _longest([_added_s(program, a, cost) for a in program.actors], channel)
     sizes = [len(members) for members in program.channels.values()]
-    return Prices(seconds, channel, sizes, cores, links, added, _opens(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s)
+    return Prices(seconds, channel, sizes, cores, links, added, opening(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s)
 
 
 def _longest(seconds: Sequence[float], channel: Sequence[int]) -> list[float]:
@@ -139,15 +140,6 @@ def _added_s(program: Program, actor: Actor, cost: CostModel) -> float:
         return 0.0
     written = [program.register[w] for w in actor.writes]
     return sum(cost.accumulate_s(r.nbytes, r.dtype, actor.rank) for r in written if r.clock == "step" and r.nbytes)
-
-
-def _opens(program: Program) -> list[int]:
-    """By actor the microbatch that comes first in its queue."""
-    first: dict[str, int] = {}
-    for order in program.orders.values():
-        for name, microbatch in order:
-            first.setdefault(name, microbatch)
-    return [first.get(a.name, 0) for a in program.actors]
 
 
 def _num_threads(kind: str) -> float:

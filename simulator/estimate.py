@@ -6,6 +6,7 @@ of its weights, which nothing waits for but the end; `hop_s[s]` lies between sta
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -67,7 +68,7 @@ def estimate(program: Program, cost: CostModel) -> float:
         position = next((p for p in positions if layers not in p), None)
         if position is None:
             positions.append(position := {})
-        position[layers] = _times(mine, [name for name, _ in program.orders.get((rank, COMPUTE), ())])
+        position[layers] = _times(mine, [name for name, _ in program.orders.get((rank, COMPUTE), ())], program.meta.get("cuts", ()))
     sent = [(a.layer, s) for a, s in zip(program.actors, seconds, strict=True) if a.work.kind == "send" and a.phase == "F"]
     _, busiest_s = busiest_queue(program, prices)
     return max(busiest_s, *(_position_s(position, sent, program) for position in positions))
@@ -81,11 +82,26 @@ class _Times(NamedTuple):
     once_s: float
 
 
-def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str]) -> _Times:
-    """Of one rank's actors with their seconds, and the names in the order of its compute queue."""
+def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str], cuts: Sequence[int]) -> _Times:
+    """Of one rank's actors with their seconds, and the names in the order of its compute queue; `cuts` are the first layers of the stages.
+
+    Of several stages each runs its own passes. What comes once a step may then overlap with all but the last backward.
+    """
     passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
-    forward, back = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase != "F"]
-    return _Times(wait_free_s(forward), wait_free_s(back), sum(step_seconds(passes, [(a, s) for a, s in mine if a.clock == "step"], order)))
+    forward, back = (_by_stage([(a, s) for a, s in passes if (a.phase == "F") is is_forward], cuts) for is_forward in (True, False))
+    begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
+    stage_of = {a.name: stage for stage, firings in back.items() for a, _ in firings}
+    last = back[next((stage_of[name] for name in reversed(order) if name in stage_of), min(back))] if back else []
+    once_s = wait_free_s([*last, *end]) - wait_free_s(last) + sum(s for a, s in begin if a.queue == COMPUTE)
+    return _Times(sum(map(wait_free_s, forward.values())), sum(map(wait_free_s, back.values())), once_s)
+
+
+def _by_stage(firings: Sequence[tuple[Actor, float]], cuts: Sequence[int]) -> Mapping[int, list[tuple[Actor, float]]]:
+    """The firings of every stage, by its number in order of layers."""
+    found: dict[int, list[tuple[Actor, float]]] = {}
+    for a, s in firings:
+        found.setdefault(bisect(cuts, a.layer), []).append((a, s))
+    return found
 
 
 def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, float, float]:

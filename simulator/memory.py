@@ -111,7 +111,7 @@ def _allocations(registers: Iterable[Register]) -> Iterable[tuple[int, str, floa
         share: dict[str, int] = defaultdict(int)
         for r in shared:
             share[r.memory] += r.nbytes * r.credits
-        yield rank, max(share, key=lambda c: share[c]), float(max(r.offset + r.nbytes * r.credits for r in shared))
+        yield rank, max(share, key=lambda c: share[c]), float(max(place + r.nbytes for r in shared for place in r.places))
 
 
 def _live(program: Program, timeline: Timeline) -> Mapping[int, Live]:

@@ -47,9 +47,10 @@ def gpu_profile(name: str) -> tuple[str, Mapping[str, Any]]:
     return canonical, gpus[canonical]
 
 
-def curves(gpu: str) -> list[Mapping[str, Any]]:
-    """Measured collective curves of a GPU: kind, group shape, rows of (nbytes, seconds)."""
-    return [{k: v for k, v in curve.items() if k != "gpus"} for curve in bundled("collectives")["curves"] if gpu in curve["gpus"]]
+def curves(gpu: str, nic: tuple[str, float, int] | None = None) -> list[Mapping[str, Any]]:
+    """Measured collective curves of a GPU: kind, group shape, rows of (nbytes, seconds). Those over nodes are of one kind, rate and number of NICs."""
+    fitting = [c for c in bundled("collectives")["curves"] if gpu in c["gpus"] and (c["num_nodes"] == 1 or tuple(c["nic"]) == nic)]
+    return [{k: v for k, v in curve.items() if k not in ("gpus", "nic")} for curve in fitting]
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ class Routes:
     """Paths of least latency between devices, found node by node so that a cluster of thousands stays cheap.
 
     Where the topology has a vertex `fabric` that alone joins the nodes, a path between nodes is two halves meeting there; any other topology is searched whole.
+    Where the cards have no peer-to-peer (`profile["p2p"]` is false), a path inside a node goes through the hosts of both, if the topology has any.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -71,7 +72,24 @@ class Routes:
 
     def _search(self, src: int, dst: int) -> tuple[Edge, ...]:
         graph = self._node_graph(src) if self._hub is not None else self.graph
+        if not self.cluster.profile.get("p2p", True) and src != dst:
+            here, there = self._host(graph, src), self._host(graph, dst)
+            if here and there:
+                back = self._walk(graph, f"gpu{dst}", there)
+                return self._walk(graph, f"gpu{src}", here) + self._walk(graph, here, there) + tuple((b, a) for a, b in reversed(back))
         return self._walk(graph, f"gpu{src}", f"gpu{dst}")
+
+    def _host(self, graph: nx.Graph[Any], rank: int) -> str:
+        """The host bridge nearest to a device, or nothing."""
+        near = nx.single_source_dijkstra_path_length(graph, f"gpu{rank}", weight="latency_s")
+        return min((v for v in near if v.startswith("host")), key=lambda v: (near[v], v), default="")
+
+    def lanes(self, ranks: tuple[int, ...]) -> dict[tuple[int, int], float]:
+        """Bandwidth of the cables that join two of `ranks` directly, both ways round; empty where a switch joins them."""
+        return {
+            (a, b): float(self.graph.edges[f"gpu{a}", f"gpu{b}"]["bytes_per_s"])
+            for a in ranks for b in ranks if a != b and self.graph.has_edge(f"gpu{a}", f"gpu{b}")
+        }  # fmt: skip
 
     def _node_graph(self, rank: int) -> nx.Graph[Any]:
         """The vertices of one node, with the hub."""

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ir.errors import Deadlock, InputError, ProgramError
 from ir.machine import Machine
-from ir.net import Net
+from ir.net import Net, opening
 from ir.program import Program
 from simulator.batch import Batch, by_degree, compile_batch, latest, predecessors
 
@@ -285,10 +285,9 @@ def _units(program: Program) -> tuple[tuple[tuple[int, ...], ...], Ints]:
 
 
 def _opens(net: Net) -> NDArray[np.bool_]:
-    """Which firings are the first of their actor in a step."""
-    out = np.zeros(net.num_nodes, dtype=bool)
-    out[[min(nodes) for nodes in net.nodes if nodes]] = True
-    return out
+    """Which firings open the step's item that they write, and so do not add to it."""
+    opens: NDArray[np.bool_] = np.array(opening(net.program), np.intp)[net.actor] == np.array(net.microbatch, np.intp)
+    return opens
 
 
 def _story(program: Program) -> str:

@@ -210,7 +210,7 @@ def _run_on_shards(case: Case, n: int, ins: Sequence[Sequence[np.ndarray]], loca
         with np.errstate(all="ignore"):
             try:
                 parts.append(case.run([shard[i] for shard in ins], sizes, at, xp))
-            except IndexError:
+            except (IndexError, ValueError):  # no such row, or sizes that the operator ties to each other do not go together
                 return []
     return parts
 

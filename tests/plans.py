@@ -9,12 +9,13 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
-from planner.candidates import block_layers
+from planner.candidates import Candidate, block_layers
 from planner.frontends.model import Model
+from planner.optimizers import with_defaults
 from planner.placement import search
 from planner.pricing import MeshPricing
 from planner.schedules import schedule
-from planner.single import OPTIMIZERS, single_device
+from planner.single import single_device
 from planner.space import layout_space
 from planner.stages import cut
 from simulator.clusters import load_cluster
@@ -23,7 +24,10 @@ from simulator.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least."""
+    """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least.
+
+    `pieces`: tokens of the pieces of a sequence, none where it runs whole.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -34,6 +38,8 @@ class Layout:
     recompute: bool = False
     schedule: str = "1f1b"
     vpp: int = 1
+    pieces: tuple[int, ...] = ()
+    ep: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -44,27 +50,30 @@ def cluster() -> Cluster:
     return load_cluster("1x8xH100-SXM")
 
 
-def plan_for(model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str = "adamw") -> Plan:
+def plan_for(
+    model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str | Mapping[str, Any] = "adamw"
+) -> Plan:
     """The plan of this layout with the cheapest placement."""
     devices = cluster()
     graph = model.graph(batch // want.num_microbatches, seq, dtype)
-    mesh = Mesh(("dp", "tp"), (want.dp, want.tp), tuple(range(want.dp * want.tp)))
+    mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
         recompute=recompute, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
     )  # fmt: skip
-    base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=OPTIMIZERS[optimizer], num_microbatches=want.num_microbatches)
+    base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=with_defaults(optimizer), num_microbatches=want.num_microbatches)
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
+        pieces=want.pieces,
     )  # fmt: skip
 
 
 def stages_of(want: Layout, num_layers: int) -> tuple[Stage, ...]:
     """Equal runs of layers, on the ranks where the schedule runs them."""
     chosen, size = schedule(want.schedule), want.dp * want.tp
-    cuts = cut([1.0] * num_layers, want.pp * chosen.num_chunks(want.vpp))
+    cuts = cut([1.0] * num_layers, want.pp * chosen.num_chunks(want.vpp)) * chosen.copies
     sites = [chosen.rank_of(i, want.pp) for i in range(len(cuts))]
     return tuple(Stage(a, b, tuple(range(site * size, (site + 1) * size))) for site, (a, b) in zip(sites, cuts, strict=True))
 

@@ -31,8 +31,9 @@ START = Moment()
 
 def step(
     graph: Graph, params: Mapping[str, np.ndarray], ids: np.ndarray, labels: np.ndarray, seed: int = 0, step: int = 0, first_sample: int = 0,
+    **others: np.ndarray,
 ) -> tuple[float, Arrays]:  # fmt: skip
-    """(loss, gradient by parameter) of one forward graph; see `Moment` for the last three.
+    """(loss, gradient by parameter) of one forward graph; see `Moment` for the last three. `others`: its inputs besides `ids` and `labels`.
 
     >>> from planner.frontends import load
     >>> model = load("gpt2-tiny", num_layers=1, hidden=8, num_heads=2)
@@ -43,7 +44,7 @@ def step(
     (True, (8, 8))
     """
     moment = Moment(seed, step, first_sample)
-    values = forward(graph, {**params, "ids": ids, "labels": labels}, moment)
+    values = forward(graph, {**params, "ids": ids, "labels": labels, **others}, moment)
     (loss,) = graph.outputs
     cotangents = backward(graph, values, {loss: np.ones((), graph.tensors[loss].dtype)}, moment)
     grads = {p.name: cotangents[p.name] if p.name in cotangents else np.zeros(p.shape, p.dtype) for p in graph.params}

@@ -6,19 +6,24 @@ from planner.schedules import Orders, Times
 from planner.schedules.slot import gives, waits_for
 
 
-def longest_path(orders: Orders, num_stages: int, v: int = 1, times: Times | None = None, hop: float = 0.0) -> tuple[float, float] | None:
-    """(makespan, longest time between a rank's first start and its last end) of orders, or None when they stand still. `times` are of a rank with v stages."""
-    t = times or Times()
-    cost = {"F": t.f / v, "I": t.i / v, "W": t.w / v, "B": (t.i + t.w) / v}
+def longest_path(
+    orders: Orders, num_stages: int, v: int = 1, times: Times | None = None, hop: float = 0.0, pieces: int = 1
+) -> tuple[float, float] | None:  # fmt: skip
+    """(makespan, longest time between a rank's first start and its last end) of orders, or None when they stand still.
+
+    `times` are of a rank with v stages and of a whole microbatch, whose pieces take equally long.
+    """
+    t, n = times or Times(), v * pieces
+    cost = {"F": t.f / n, "I": t.i / n, "W": t.w / n, "B": (t.i + t.w) / n}
     made: dict[tuple[str, int, int], tuple[float, int]] = {}
     at, clock, begin = [0] * len(orders), [0.0] * len(orders), [-1.0] * len(orders)
     moved = True
     while moved:
         moved = False
         for rank, order in enumerate(orders):
-            while at[rank] < len(order) and all(need in made for need in waits_for(order[at[rank]], num_stages)):
+            while at[rank] < len(order) and all(need in made for need in waits_for(order[at[rank]], num_stages, pieces)):
                 slot = order[at[rank]]
-                ready = [made[need][0] + (hop if made[need][1] != rank else 0.0) for need in waits_for(slot, num_stages)]
+                ready = [made[need][0] + (hop if made[need][1] != rank else 0.0) for need in waits_for(slot, num_stages, pieces)]
                 start = max([clock[rank], *ready])
                 begin[rank] = start if begin[rank] < 0 else begin[rank]
                 clock[rank] = start + cost[slot.kind]

@@ -13,21 +13,24 @@ from headrace.cli import INTERRUPTED
 from headrace.options import parser, verb_parsers
 from ir import errors
 
-WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--fix", "--stages", "--memory-fraction", "--budget"}
+WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--stages", "--memory-fraction", "--budget",
+            "--moe-imbalance"}  # fmt: skip
 SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "plan": (("model", "cluster"), {*WORKLOAD, "--top", "--strict", "-o", "--output"}),
     "simulate": (("model", "cluster"), {*WORKLOAD, "--plan", "--trace", "--timeline"}),
     "check": (("plan",), {"--cluster", "--strict"}),
-    "explain": (("plan",), {"--why-not"}),
+    "explain": (("plan",), {"--why-not", "--about", "--against"}),
     "lower": (("plan",), {"-o", "--output"}),
     "run": (("plan",), {"--steps", "--data", "--lr", "--warmup", "--seed", "--backend", "--verify", "--checkpoint", "--resume", "--timeline"}),
     "diff": (("predicted", "measured"), {"--trace"}),
     "measure": ((), {"-o", "--output"}),
+    "calibrate": (("cluster",), {"--plan", "--step-s", "--measured", "-o", "--output"}),
+    "validate": (("runs",), set()),
     "models": ((), set()),
     "clusters": ((), set()),
     "ui": ((), {"--port", "--headless"}),
 }
-VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure"}
+VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure", "calibrate"}
 EXIT_CODES = {
     "HeadraceError": 2, "InputError": 2, "SbpError": 2, "GraphError": 2, "ClusterError": 2, "PlanError": 2, "DoesNotFit": 4, "ProgramError": 2, "Deadlock": 2,
     "ExecutionError": 1,

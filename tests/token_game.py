@@ -49,8 +49,15 @@ class TokenGame:
         turns = [m for a, m in self.program.orders[writer.rank, writer.queue] if a == writer.name]
         return step * len(turns) + turns.index(mb)
 
-    def is_first(self, actor: Actor, mb: int) -> bool:
-        return next(m for a, m in self.program.orders[actor.rank, actor.queue] if a == actor.name) == mb
+    def is_first_write(self, name: str, actor: Actor, mb: int) -> bool:
+        return self._writes(name, actor)[0] == (actor.name, mb)
+
+    def is_last_write(self, name: str, actor: Actor, mb: int) -> bool:
+        return self._writes(name, actor)[-1] == (actor.name, mb)
+
+    def _writes(self, name: str, actor: Actor) -> list[tuple[str, int]]:
+        """The firings of a step that write a register, in order; all on one queue."""
+        return [f for f in self.program.orders[actor.rank, actor.queue] if name in self.program.actor[f[0]].writes]
 
     def is_last(self, actor: Actor, mb: int) -> bool:
         return [m for a, m in self.program.orders[actor.rank, actor.queue] if a == actor.name][-1] == mb
@@ -105,7 +112,7 @@ class TokenGame:
         assert self.running[queue], f"{queue} does not run"
         actor, step, mb = self.head(queue)
         for name in actor.writes:
-            if self.program.register[name].clock == "microbatch" or self.is_last(actor, mb):
+            if self.program.register[name].clock == "microbatch" or self.is_last_write(name, actor, mb):
                 self._item(name, self.number(name, actor, step, mb)).published = True
         for name in actor.updates:
             number = self.number(name, actor, step, mb)
@@ -132,7 +139,7 @@ class TokenGame:
         return all(self.head(q) is None for q in self.program.orders)
 
     def _opens(self, name: str, actor: Actor, mb: int) -> bool:
-        return self.program.register[name].clock == "microbatch" or self.is_first(actor, mb)
+        return self.program.register[name].clock == "microbatch" or self.is_first_write(name, actor, mb)
 
     def _item(self, name: str, number: int) -> Item:
         item = self.slots[name][number % len(self.slots[name])]

@@ -24,7 +24,7 @@ TIGHT, TOO_BIG, INTERRUPTED = 3, 4, 130
 
 def answer(args: Namespace, progress: Progress) -> Answer:
     check_writable(args.output)
-    model = planning.load(args.model)
+    model = planning.load_tuned(args.model, args.lora, args.freeze, args.moe_imbalance)
     cluster = planning.load_cluster(args.cluster, progress)
     try:
         found = planning.plan(

@@ -27,7 +27,7 @@ PARTS = {"compute_s": "compute", "exposed_comm_s": "exposed communication", "bub
 def answer(args: Namespace, progress: Progress) -> Answer:
     check_writable(args.trace)
     check_writable(args.timeline)
-    model = planning.load(args.model)
+    model = planning.load_tuned(args.model, args.lora, args.freeze, args.moe_imbalance)
     cluster = planning.load_cluster(args.cluster, progress)
     try:
         plan = planning.read_plan(args.plan) if args.plan else _searched(args, model, cluster, progress)
@@ -65,4 +65,6 @@ def _shown(prediction: Prediction, found: Mapping[str, Any], files: tuple[str | 
     holds = Table(title, ("class", ">bytes"), tuple((name, nbytes(size)) for name, size in classes if size))
     comm = (comm_table(found["comm"]),) if found["comm"] else ()
     assumed = tuple(f"assumed: {sentence}" for sentence in prediction.cluster.assumed)
-    return (head, *assumed, speed, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))
+    band = found["band"]
+    trust = f"four of five lie between {seconds(band['low_s'])} and {seconds(band['high_s'])}: {band['basis']}"
+    return (head, *assumed, speed, trust, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))

@@ -1,18 +1,22 @@
 """Attention with grouped queries, and rotary positions.
 
-Attention goes through blocks of query rows of a few heads, so that what is as large as (rows, keys) stays small; under a causal mask a block sees only the keys
-up to its last row. The backward computes the probabilities again from `lse`.
+One operator in four sentences: plain, with sinks (an extra score of each head that takes a share of the softmax and gives nothing), with a mask of the keys
+(padding), with scores moved by a learned table of relative positions (T5). Attributes say the rest: causal, window, softcap, scale, dropout. Queries and keys
+count positions of their own (`s`, `z`), each from its shard's offset.
+
+It goes through blocks of query rows of a few heads, so that what is as large as (rows, keys) stays small; under a causal mask a block sees only the keys up to
+its last row, under a window only those from its first row's reach. The backward computes the probabilities again from `lse`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ir.op import Attrs, Context, Sizes, op
+from ir.op import Attrs, Context, Kernel, Sizes, op
 from ir.ops.tiles import each
 from ir.random import growth, kept, stream
 
@@ -22,13 +26,14 @@ BLOCK_ELEMENTS = 1 << 18
 
 
 class _Block(NamedTuple):
-    """Sample `sample`, key heads [head, head_stop), query rows [row, row_stop), keys [0, reach)."""
+    """Sample `sample`, key heads [head, head_stop), query rows [row, row_stop), keys [first, reach)."""
 
     sample: int
     head: int
     head_stop: int
     row: int
     row_stop: int
+    first: int
     reach: int
 
 
@@ -36,14 +41,19 @@ def _blocks(c: Context, samples: int, groups: int, length: int, keys: int) -> It
     on_host = c.xp is np
     rows = min(length, BLOCK_ROWS) if on_host else length
     heads = max(1, BLOCK_ELEMENTS // (rows * keys * c.sizes["r"])) if on_host else groups
-    past = c.at.get("s", 0) - c.at.get("z", 0) if c.attrs.get("causal", True) else keys
+    past, window = c.at.get("s", 0) - c.at.get("z", 0), c.attrs.get("window", 0)
     for sample in range(samples):
         for head in range(0, groups, heads):
             for row in range(0, length, rows):
                 stop = min(length, row + rows)
-                reach = min(keys, past + stop)
-                if reach > 0:
-                    yield _Block(sample, head, min(groups, head + heads), row, stop, reach)
+                reach = min(keys, past + stop) if _causal(c) else keys
+                first = max(0, past + row - window + 1) if window else 0
+                if reach > first:
+                    yield _Block(sample, head, min(groups, head + heads), row, stop, first, reach)
+
+
+def _causal(c: Context) -> bool:
+    return bool(c.attrs.get("causal", True))
 
 
 def _queries(array: Any, at: _Block) -> Any:
@@ -53,8 +63,8 @@ def _queries(array: Any, at: _Block) -> Any:
 
 
 def _keys(array: Any, at: _Block) -> Any:
-    """The block's keys or values of an array [b z g d]: a view [heads, reach, d]."""
-    return array[at.sample, : at.reach, at.head : at.head_stop].swapaxes(0, 1)
+    """The block's keys or values of an array [b z g d]: a view [heads, keys, d]."""
+    return array[at.sample, at.first : at.reach, at.head : at.head_stop].swapaxes(0, 1)
 
 
 def _put(array: Any, at: _Block, value: Any) -> None:
@@ -63,21 +73,76 @@ def _put(array: Any, at: _Block, value: Any) -> None:
     array[at.sample, at.row : at.row_stop, at.head : at.head_stop] = value.reshape(heads, -1, rows, width).transpose(2, 0, 1, 3)
 
 
-def _scores(c: Context, queries: Any, keys: Any, at: _Block) -> Any:
-    """[heads, r * rows, reach]: products of queries and keys, minus infinity where the mask hides a key."""
-    xp = c.xp
-    scores = xp.matmul(queries, keys.swapaxes(1, 2))
-    if c.attrs.get("causal", True):
-        ahead = c.at.get("s", 0) + at.row - c.at.get("z", 0)
-        first = max(0, min(at.reach, ahead + 1))
-        hidden = xp.arange(first, at.reach) > xp.arange(ahead, ahead + at.row_stop - at.row)[:, None]
-        corner = scores.reshape(len(scores), -1, at.row_stop - at.row, at.reach)[..., first:]
-        xp.copyto(corner, -math.inf, where=hidden)
-    return scores
+class _Scores(NamedTuple):
+    """What stands between the products of queries and keys and their softmax. `mask` [b z] is 0 where a key is hidden, `table` [n (g r)] moves scores."""
+
+    c: Context
+    mask: Any = None
+    table: Any = None
+
+    def __call__(self, queries: Any, keys: Any, at: _Block) -> tuple[Any, Any]:
+        """(scores [heads, r * rows, keys], minus infinity where a key is hidden; their derivative by the products, None where it is 1)."""
+        xp, cap = self.c.xp, float(self.c.attrs.get("softcap", 0.0))
+        scores, slope = xp.matmul(queries, keys.swapaxes(1, 2)), None
+        if cap:
+            scores *= 1.0 / cap
+            xp.tanh(scores, out=scores)
+            slope = 1.0 - scores * scores
+            scores *= cap
+        rows = at.row_stop - at.row
+        by_row = scores.reshape(len(scores), -1, rows, at.reach - at.first)
+        if self.table is not None:
+            by_row += self._heads(at)[:, self.buckets(at)].reshape(by_row.shape)
+        hidden = self._hidden(at)
+        if hidden is not None:
+            xp.copyto(by_row, -math.inf, where=hidden)
+        return scores, slope
+
+    def _heads(self, at: _Block) -> Any:
+        """The table's columns of the block's query heads, as rows."""
+        r = self.c.sizes["r"]
+        return self.table[:, at.head * r : at.head_stop * r].T
+
+    def _distance(self, at: _Block) -> Any:
+        """[rows, keys]: by how many positions the key stands behind the query."""
+        xp, s, z = self.c.xp, self.c.at.get("s", 0), self.c.at.get("z", 0)
+        return xp.arange(s + at.row, s + at.row_stop)[:, None] - xp.arange(z + at.first, z + at.reach)
+
+    def _hidden(self, at: _Block) -> Any:
+        """bool [rows, keys] or [keys]; None where the block sees all."""
+        window, hidden = self.c.attrs.get("window", 0), None
+        if _causal(self.c) or window:
+            distance = self._distance(at)
+            hidden = distance < 0 if _causal(self.c) else None
+            if window:
+                far = distance >= window
+                hidden = far if hidden is None else hidden | far
+        if self.mask is not None:
+            padding = self.mask[at.sample, at.first : at.reach] == 0
+            hidden = padding if hidden is None else hidden | padding
+        return hidden
+
+    def buckets(self, at: _Block) -> Any:
+        """int [rows, keys]: the table's row for each pair.
+
+        Half of the buckets count single positions, the others grow logarithmically up to `max_distance` (Raffel et al., arXiv:1910.10683, section 2.1);
+        where the attention is not causal, half of all are for keys ahead.
+        """
+        xp, n = self.c.xp, self.c.sizes["n"]
+        distance, ahead = self._distance(at), 0
+        if _causal(self.c):
+            distance = xp.maximum(distance, 0)
+        else:
+            n = max(1, n // 2)
+            ahead = (distance < 0) * n
+            distance = xp.abs(distance)
+        exact = max(1, n // 2)
+        growing = xp.log(xp.maximum(distance, 1) / exact) / math.log(self.c.attrs["max_distance"] / exact) * (n - exact)
+        return xp.where(distance < exact, distance, xp.minimum(exact + growing.astype("int64"), n - 1)) + ahead
 
 
 def _kept(c: Context, at: _Block) -> Any | None:
-    """bool [heads, r * rows, reach]: which probabilities dropout keeps; None without dropout."""
+    """bool [heads, r * rows, keys]: which probabilities dropout keeps; None without dropout."""
     p = float(c.attrs.get("p", 0.0))
     if p <= 0.0:
         return None
@@ -86,28 +151,37 @@ def _kept(c: Context, at: _Block) -> Any | None:
     head = xp.arange((c.at.get("g", 0) + at.head) * r, (c.at.get("g", 0) + at.head_stop) * r)
     row = xp.arange(c.at.get("s", 0) + at.row, c.at.get("s", 0) + at.row_stop)
     index = ((sample * c.total["g"] * r + head)[:, None] * c.total["s"] + row).reshape(-1)
-    first = c.at.get("z", 0)
-    keep = kept(xp, stream(c.seed, c.step, c.attrs["salt"]), p, index, c.total["z"], first, first + at.reach)
-    return keep.reshape(at.head_stop - at.head, -1, at.reach)
+    z = c.at.get("z", 0)
+    keep = kept(xp, stream(c.seed, c.step, c.attrs["salt"]), p, index, c.total["z"], z + at.first, z + at.reach)
+    return keep.reshape(at.head_stop - at.head, -1, at.reach - at.first)
 
 
 def _scale(c: Context) -> float:
     return float(c.attrs.get("scale") or c.sizes["d"] ** -0.5)
 
 
-def attention(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+def _attend(c: Context, scores: _Scores, sinks: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
     b, s, z = q.shape[0], q.shape[1], k.shape[1]
-    g, r, d = (c.sizes[label] for label in "grd")
-    q, out, lse = q.reshape(b, s, g, r, d), out.reshape(b, s, g, r, d), lse.reshape(b, s, g, r, 1)
-    k, v = k.reshape(b, z, g, d), v.reshape(b, z, g, d)
+    g, r = c.sizes["g"], c.sizes["r"]
+    q, out, lse = q.reshape(b, s, g, r, -1), out.reshape(b, s, g, r, -1), lse.reshape(b, s, g, r, 1)
+    k, v = k.reshape(b, z, g, -1), v.reshape(b, z, g, -1)
     for at in _blocks(c, b, g, s, z):
         queries = _queries(q, at)
         queries *= _scale(c)
-        weights = _scores(c, queries, _keys(k, at), at)
+        weights, _ = scores(queries, _keys(k, at), at)
         top = weights.max(axis=-1, keepdims=True)
+        if sinks is not None:
+            extra = _of_rows(c, sinks, at)
+            top = c.xp.maximum(top, extra)
+        if scores.mask is not None:
+            top = c.xp.maximum(top, _LOWEST)  # a row that sees no key
         weights -= top
         c.xp.exp(weights, out=weights)
         norm = weights.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            norm += c.xp.exp(extra - top)
+        if scores.mask is not None:
+            norm += norm == 0.0
         _put(lse, at, c.xp.log(norm) + top)
         keep = _kept(c, at)
         if keep is not None:
@@ -118,19 +192,29 @@ def attention(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         _put(out, at, result)
 
 
-def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any) -> None:
+_LOWEST = -1e30
+"""Below every score, and finite in every dtype that computes."""
+
+
+def _of_rows(c: Context, of_heads: Any, at: _Block) -> Any:
+    """One number a query head [(g r)], as [heads, r * rows, 1]."""
+    r, rows = c.sizes["r"], at.row_stop - at.row
+    return c.xp.repeat(of_heads[at.head * r : at.head_stop * r].reshape(-1, r), rows, axis=1)[:, :, None]
+
+
+def _attend_grad(c: Context, scores: _Scores, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, dtable: Any = None) -> None:
     b, s, z = q.shape[0], q.shape[1], k.shape[1]
-    g, r, d = (c.sizes[label] for label in "grd")
+    g, r = c.sizes["g"], c.sizes["r"]
     q, out, dout, dq, lse = (a.reshape(b, s, g, r, -1) for a in (q, out, dout, dq, lse))
-    k, v, dk, dv = (a.reshape(b, z, g, d) for a in (k, v, dk, dv))
-    for zeroed in (dq, dk, dv):
+    k, v, dk, dv = (a.reshape(b, z, g, -1) for a in (k, v, dk, dv))
+    for zeroed in (dq, dk, dv, *(() if dtable is None else (dtable,))):
         zeroed[...] = 0.0
     scale = _scale(c)
     for at in _blocks(c, b, g, s, z):
         queries, cotangents = _queries(q, at), _queries(dout, at)
         queries *= scale
         delta = c.xp.einsum("grd,grd->gr", cotangents, _queries(out, at))
-        weights = _scores(c, queries, _keys(k, at), at)
+        weights, slope = scores(queries, _keys(k, at), at)
         weights -= _queries(lse, at)
         c.xp.exp(weights, out=weights)
         keep = _kept(c, at)
@@ -143,6 +227,10 @@ def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse:
         if keep is not None:
             weights *= keep
             weights *= growth(c.attrs["p"])
+        if dtable is not None:
+            _add_to_table(c, scores, dtable, dweights, at)
+        if slope is not None:
+            dweights *= slope
         _keys(dv, at)[...] += c.xp.matmul(weights.swapaxes(1, 2), cotangents)
         _keys(dk, at)[...] += c.xp.matmul(dweights.swapaxes(1, 2), queries)
         dqueries = c.xp.matmul(dweights, _keys(k, at))
@@ -150,49 +238,119 @@ def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse:
         _put(dq, at, dqueries)
 
 
+def _add_to_table(c: Context, scores: _Scores, dtable: Any, dscores: Any, at: _Block) -> None:
+    """Adds the cotangents of a block's scores to the rows of the table that moved them."""
+    bucket, n = scores.buckets(at).reshape(-1), c.sizes["n"]
+    by_head = dscores.reshape(-1, len(bucket))
+    for i, row in enumerate(by_head, at.head * c.sizes["r"]):
+        dtable[:, i] += c.xp.bincount(bucket, weights=row, minlength=n).astype(dtable.dtype)
+
+
+def _forward(extra: str) -> Kernel:
+    """The kernel whose fourth operand is `extra`: sinks, mask, table, or none."""
+
+    def plain(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+        _attend(c, _Scores(c), None, q, k, v, out, lse)
+
+    def with_extra(c: Context, q: Any, k: Any, v: Any, given: Any, out: Any, lse: Any) -> None:
+        _attend(c, _Scores(c) if extra == "sinks" else _Scores(c, **{extra: given}), given if extra == "sinks" else None, q, k, v, out, lse)
+
+    return with_extra if extra else plain
+
+
+def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any) -> None:
+    _attend_grad(c, _Scores(c), dout, q, k, v, out, lse, dq, dk, dv)
+
+
+def attention_masked_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dq: Any, dk: Any, dv: Any) -> None:
+    _attend_grad(c, _Scores(c, mask=mask), dout, q, k, v, out, lse, dq, dk, dv)
+
+
+def attention_relative_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, table: Any, dq: Any, dk: Any, dv: Any, dtable: Any) -> None:
+    _attend_grad(c, _Scores(c, table=table), dout, q, k, v, out, lse, dq, dk, dv, dtable)
+
+
+def attention_dsinks(c: Context, dout: Any, out: Any, lse: Any, sinks: Any, dsinks: Any) -> None:
+    """A sink takes exp(sink - lse) of each row, and what it takes is lost to the row's output."""
+    heads = len(sinks)
+    rows, cotangents = (a.reshape(-1, heads, a.shape[-1] // heads) for a in (out, dout))
+    taken = c.xp.exp(sinks - lse.reshape(-1, heads)) * c.xp.einsum("nhw,nhw->nh", rows, cotangents)
+    c.xp.negative(taken.sum(axis=0), out=dsinks)
+
+
 def _pairs(sizes: Sizes, attrs: Attrs) -> float:
-    """Pairs of a query and a key that a head of a sample looks at, on the rank that has most: half of a square under a causal mask."""
+    """Pairs of a query and a key that a head of a sample looks at, on the rank that has most: half of a square under a causal mask, a band under a window."""
     few, many = sorted((sizes["s"], sizes["z"]))
-    return few * (many - few / 2.0) if attrs.get("causal", True) else float(few * many)
+    pairs = few * (many - few / 2.0) if attrs.get("causal", True) else float(few * many)
+    window = min(attrs.get("window") or many, many)
+    band = window * (few - window / 2.0) if few == many else float(few * window)
+    return min(pairs, band) if attrs.get("window") else pairs
 
 
-def products(count: int) -> Any:
-    """The flops of `count` matrix products of queries and keys; the mask's saving counted, the softmax not."""
-    return lambda sizes, attrs: 2.0 * count * sizes["b"] * sizes["g"] * sizes["r"] * sizes["d"] * _pairs(sizes, attrs)
+def products(of_keys: int, of_values: int) -> Callable[[Sizes, Attrs], float]:
+    """The flops of matrix products of queries with keys and with values; what a mask saves is counted, the softmax not."""
+    return lambda sizes, attrs: 2.0 * sizes["b"] * sizes["g"] * sizes["r"] * (of_keys * sizes["d"] + of_values * sizes["w"]) * _pairs(sizes, attrs)
 
 
 # ---- rotary positions ------------------------------------------------------------------------------------------------------------------------------
 
 
 def frequencies(attrs: Attrs, d: int) -> Any:
-    """float64 [d / 2]: radians a position turns each pair (x[i], x[i + d/2]); Su et al. (arXiv:2104.09864), as Hugging Face's Llama pairs them.
+    """float64 [d / 2]: radians a position turns each pair; Su et al. (arXiv:2104.09864).
 
-    `factor` alone slows them all (linear interpolation of positions, Chen et al., arXiv:2306.15595). With `original` only the slow ones are slowed, as
-    Llama 3 does: wavelengths above original / low by `factor`, below original / high not at all, between them smoothly.
+    `factor` alone slows them all (linear interpolation of positions, Chen et al., arXiv:2306.15595). With `original` only the slow ones are slowed: as
+    Llama 3 does, wavelengths above original / low by `factor`, below original / high not at all, between them smoothly; or, with `fast` and `slow`, as YaRN
+    does (Peng et al., arXiv:2309.00071), with a ramp over the pairs that turn between `slow` and `fast` times in `original` positions.
     """
     turn = float(attrs["theta"]) ** (-np.arange(0, d, 2, dtype=np.float64) / d)
     if not attrs.get("factor"):
         return turn
     if "original" not in attrs:
         return turn / float(attrs["factor"])
-    periods = float(attrs["original"]) * turn / (2.0 * math.pi)
-    low, high = float(attrs["low"]), float(attrs["high"])
-    share = np.clip((periods - low) / (high - low), 0.0, 1.0)
+    share = _yarn_share(attrs, d) if "fast" in attrs else _llama3_share(attrs, turn)
     return turn * (share + (1.0 - share) / float(attrs["factor"]))
 
 
+def _llama3_share(attrs: Attrs, turn: Any) -> Any:
+    periods = float(attrs["original"]) * turn / (2.0 * math.pi)
+    low, high = float(attrs["low"]), float(attrs["high"])
+    return np.clip((periods - low) / (high - low), 0.0, 1.0)
+
+
+def _yarn_share(attrs: Attrs, d: int) -> Any:
+    """How much of each frequency stays as it is."""
+    first, last = (
+        d * math.log(attrs["original"] / (turns * 2.0 * math.pi)) / (2.0 * math.log(attrs["theta"])) for turns in (float(attrs["fast"]), float(attrs["slow"]))
+    )
+    if attrs.get("truncate", True):
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    first, last = max(first, 0.0), min(last, d - 1.0)
+    ramp = (np.arange(d // 2, dtype=np.float64) - first) / (last - first if last != first else 0.001)
+    return 1.0 - np.clip(ramp, 0.0, 1.0)
+
+
 def _rotate(c: Context, x: Any, out: Any, sign: float) -> None:
-    xp, d = c.xp, c.sizes["d"]
-    b, s, half = x.shape[0], x.shape[1], d // 2
-    angle = np.arange(c.at.get("s", 0), c.at.get("s", 0) + s, dtype=np.float64)[:, None] * frequencies(c.attrs, d)
-    cos, sin = (xp.asarray(a.astype(x.dtype))[:, None, :] for a in (np.cos(angle), sign * np.sin(angle)))
+    xp, d, attrs = c.xp, c.sizes["d"], c.attrs
+    turned = attrs.get("turned", d)
+    b, s, half = x.shape[0], x.shape[1], turned // 2
+    angle = np.arange(c.at.get("s", 0), c.at.get("s", 0) + s, dtype=np.float64)[:, None] * frequencies(attrs, turned)
+    amplitude = attrs.get("amplitude", 1.0)
+    cos, sin = (xp.asarray((amplitude * a).astype(x.dtype))[:, None, :] for a in (np.cos(angle), sign * np.sin(angle)))
+    start = d - turned if attrs.get("last", False) else 0
+    if turned < d:
+        xp.copyto(out, x)
+    # the two elements of a pair stand beside each other, or half of what is turned apart
+    left, right = (
+        (slice(start, start + turned, 2), slice(start + 1, start + turned, 2))
+        if attrs.get("interleaved", False)
+        else (slice(start, start + half), slice(start + half, start + turned))
+    )
     for sample in range(b):
-        source, target = x[sample].reshape(s, -1, 2, half), out[sample].reshape(s, -1, 2, half)
-        left, right = source[:, :, 0], source[:, :, 1]
-        xp.multiply(left, cos, out=target[:, :, 0])
-        target[:, :, 0] -= right * sin
-        xp.multiply(right, cos, out=target[:, :, 1])
-        target[:, :, 1] += left * sin
+        source, target = x[sample].reshape(s, -1, d), out[sample].reshape(s, -1, d)
+        xp.multiply(source[:, :, left], cos, out=target[:, :, left])
+        target[:, :, left] -= source[:, :, right] * sin
+        xp.multiply(source[:, :, right], cos, out=target[:, :, right])
+        target[:, :, right] += source[:, :, left] * sin
 
 
 def rope(c: Context, x: Any, out: Any) -> None:
@@ -203,19 +361,36 @@ def rope_dx(c: Context, dout: Any, dx: Any) -> None:
     _rotate(c, dout, dx, -1.0)
 
 
+_OPERANDS = "q[b s (g r d)], k[b z (g d)], v[b z (g w)]"
+_GIVEN_BACK = "dq[b s (g r d)], dk[b z (g d)], dv[b z (g w)]"
+_ROWS = "out[b s (g r w)], lse[b s (g r)]"
+
+
+def _attention(name: str, extra: str, grads: tuple[str, ...], stop: str = "lse") -> Any:
+    return op(
+        f"{name}({_OPERANDS}{', ' + extra if extra else ''}) -> {_ROWS}", _forward(extra.partition("[")[0]), whole="z r d w n", linear=["v -> out"], stop=stop,
+        grads=grads, flops=products(1, 1), random=True, past="" if stop != "lse" or "table" in extra else "z",
+    )  # fmt: skip
+
+
 OPS = (
-    # Query heads are (g r): g groups share one key and value head. attrs: r, d, causal (bool), scale (float; absent: d**-0.5),
-    # and with dropout of the probabilities p and salt. lse is the log of the softmax's denominator.
-    op(
-        "attention(q[b s (g r d)], k[b z (g d)], v[b z (g d)]) -> out[b s (g r d)], lse[b s (g r)]",
-        attention, whole="z r d", linear=["v -> out"], stop="lse", grads=("attention.grad",), flops=products(2), random=True,
-    ),
-    op(
-        "attention.grad(dout[b s (g r d)], q[b s (g r d)], k[b z (g d)], v[b z (g d)], out[b s (g r d)], lse[b s (g r)])"
-        " -> dq[b s (g r d)], dk[b z (g d)], dv[b z (g d)]",
-        attention_grad, whole="r d", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(5), random=True,
-    ),
-    # attrs: d, theta and, for linear scaling, factor, or for Llama 3's factor, low, high, original (Hugging Face's rope_scaling of type llama3)
+    # Query heads are (g r): g groups share one key and value head. attrs: r, d, causal (bool), scale (float; absent: d**-0.5), window (a query sees so many
+    # keys back, itself counted; absent: all), softcap (scores become softcap tanh(scores / softcap)), and with dropout of the probabilities p and salt.
+    # lse is the log of the softmax's denominator.
+    _attention("attention", "", ("attention.grad",)),
+    _attention("attention_sinks", "sinks[(g r)]", ("attention.grad", "attention_sinks.dsinks")),
+    _attention("attention_masked", "mask[b z]", ("attention_masked.grad",), stop="lse mask"),  # mask: 0 hides a key from all queries of its sample
+    _attention("attention_relative", "table[n (g r)]", ("attention_relative.grad",)),  # attrs also: max_distance
+    op(f"attention.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}) -> {_GIVEN_BACK}",
+       attention_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(3, 2), random=True, past="z"),
+    op("attention_sinks.dsinks(dout[b s (g r w)], out[b s (g r w)], lse[b s (g r)], sinks[(g r)]) -> dsinks[(g r)]",
+       attention_dsinks, whole="r w", sums="b s", linear=["dout", "out"], flops=each(2), past="z"),
+    op(f"attention_masked.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, mask[b z]) -> {_GIVEN_BACK}",
+       attention_masked_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], stop="mask", flops=products(3, 2), random=True),
+    op(f"attention_relative.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, table[n (g r)]) -> {_GIVEN_BACK}, dtable[n (g r)]",
+       attention_relative_grad, whole="r d w n", sums="b s z", linear=["dout", "v out -> dq dk dtable"], flops=products(3, 2), random=True),
+    # attrs: d, theta; for linear scaling factor, for Llama 3's factor, low, high, original, for YaRN's factor, original, fast, slow, truncate; turned (how many
+    # elements of a head, absent: all), last (they are the last of the head, not the first), interleaved (pairs side by side), amplitude (of cos and sin)
     op("rope(x[b s (h d)]) -> out[b s (h d)]", rope, whole="d", linear=["x"], grads=("rope.dx",), flops=each(3)),
     op("rope.dx(dout[b s (h d)]) -> dx[b s (h d)]", rope_dx, whole="d", linear=["dout"], flops=each(3)),
 )  # fmt: skip

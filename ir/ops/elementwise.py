@@ -153,6 +153,66 @@ def swiglu_grad(c: Context, dout: Any, gate: Any, up: Any, dgate: Any, dup: Any)
         c.xp.multiply(s, cotangent, out=into_up)
 
 
+def clamped_swiglu(c: Context, gate: Any, up: Any, out: Any) -> None:
+    for g, u, result in flat(c, gate, up, out):
+        low, high = _clamped(c, g, u)
+        share = _sigmoid(c, low * c.attrs["alpha"])
+        share *= low
+        high += 1.0
+        c.xp.multiply(share, high, out=result)
+
+
+def _clamped(c: Context, gate: Any, up: Any) -> tuple[Any, Any]:
+    """The gate at most `limit`, the other operand at most `limit` either way."""
+    limit = c.attrs["limit"]
+    return c.xp.minimum(gate, limit), c.xp.minimum(c.xp.maximum(up, -limit), limit)
+
+
+def clamped_swiglu_grad(c: Context, dout: Any, gate: Any, up: Any, dgate: Any, dup: Any) -> None:
+    limit, alpha = c.attrs["limit"], c.attrs["alpha"]
+    for cotangent, g, u, into_gate, into_up in flat(c, dout, gate, up, dgate, dup):
+        low, high = _clamped(c, g, u)
+        share = _sigmoid(c, low * alpha)
+        slope = share * (1.0 + alpha * low * (1.0 - share))
+        c.xp.multiply(slope * (high + 1.0), cotangent * (g <= limit), out=into_gate)
+        c.xp.multiply(share * low, cotangent * (c.xp.abs(u) <= limit), out=into_up)
+
+
+def relu(c: Context, x: Any, out: Any) -> None:
+    c.xp.maximum(x, 0.0, out=out)
+
+
+def relu_dx(c: Context, dout: Any, x: Any, dx: Any) -> None:
+    c.xp.multiply(dout, x > 0.0, out=dx)
+
+
+def sigmoid(c: Context, x: Any, out: Any) -> None:
+    for part, result in flat(c, x, out):
+        c.xp.copyto(result, _sigmoid(c, part))
+
+
+def sigmoid_dx(c: Context, dout: Any, out: Any, dx: Any) -> None:
+    for cotangent, part, result in flat(c, dout, out, dx):
+        c.xp.multiply(part * (1.0 - part), cotangent, out=result)
+
+
+def softcap(c: Context, x: Any, out: Any) -> None:
+    """cap tanh(x / cap): about x where x is small against the cap, never beyond it."""
+    cap = float(c.attrs["cap"])
+    for part, result in flat(c, x, out):
+        c.xp.multiply(part, 1.0 / cap, out=result)
+        c.xp.tanh(result, out=result)
+        result *= cap
+
+
+def softcap_dx(c: Context, dout: Any, out: Any, dx: Any) -> None:
+    cap = float(c.attrs["cap"])
+    for cotangent, part, result in flat(c, dout, out, dx):
+        slope = part * (1.0 / cap)
+        slope *= slope
+        c.xp.multiply(1.0 - slope, cotangent, out=result)
+
+
 # ---- dropout ---------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +274,15 @@ OPS = (
     # gated MLP: silu(gate) * up
     op("swiglu(gate[...], up[...]) -> out[...]", swiglu, linear=["up"], grads=("swiglu.grad",), flops=each(6)),
     op("swiglu.grad(dout[...], gate[...], up[...]) -> dgate[...], dup[...]", swiglu_grad, linear=["dout", "up -> dgate"], flops=each(12)),
+    # the same with limits and (up + 1), as gpt-oss has it; attrs: alpha, limit
+    op("clamped_swiglu(gate[...], up[...]) -> out[...]", clamped_swiglu, grads=("clamped_swiglu.grad",), flops=each(9)),
+    op("clamped_swiglu.grad(dout[...], gate[...], up[...]) -> dgate[...], dup[...]", clamped_swiglu_grad, linear=["dout"], flops=each(16)),
+    op("relu(x[...]) -> out[...]", relu, grads=("relu.dx",), flops=each(1)),
+    op("relu.dx(dout[...], x[...]) -> dx[...]", relu_dx, linear=["dout"], flops=each(1)),
+    op("sigmoid(x[...]) -> out[...]", sigmoid, grads=("sigmoid.dx",), flops=each(4)),
+    op("sigmoid.dx(dout[...], out[...]) -> dx[...]", sigmoid_dx, linear=["dout"], flops=each(3)),
+    op("softcap(x[...]) -> out[...]", softcap, grads=("softcap.dx",), flops=each(3)),  # attrs: cap
+    op("softcap.dx(dout[...], out[...]) -> dx[...]", softcap_dx, linear=["dout"], flops=each(4)),
     # attrs: p (probability of a zero), salt (an integer of its own for each node); the mask is a function of (seed, step, salt, logical index)
     op("dropout(x[b s h]) -> out[b s h]", dropout, linear=["x"], grads=("dropout.dx",), flops=each(7), random=True),
     op("dropout.dx(dout[b s h]) -> dx[b s h]", dropout, linear=["dout"], flops=each(7), random=True),

@@ -105,6 +105,18 @@ def softmax_dx(c: Context, dout: Any, out: Any, dx: Any) -> None:
         result *= rows
 
 
+def shares(c: Context, x: Any, out: Any) -> None:
+    rows, result = matrix(x), matrix(out)
+    c.xp.divide(rows, rows.sum(axis=-1, keepdims=True) + c.attrs.get("eps", 0.0), out=result)
+
+
+def shares_dx(c: Context, dout: Any, x: Any, out: Any, dx: Any) -> None:
+    rows = matrix(x)
+    cotangent = matrix(dout)
+    inner = c.xp.einsum("rn,rn->r", cotangent, matrix(out))
+    c.xp.divide(cotangent - inner[:, None], rows.sum(axis=-1, keepdims=True) + c.attrs.get("eps", 0.0), out=matrix(dx))
+
+
 OPS = (
     # attrs: eps
     op(
@@ -127,4 +139,7 @@ OPS = (
     op("head_norm.dg(dout[b s (h d)], x[b s (h d)], rstd[b s h]) -> dg[d]", rms_norm_dg, whole="d", sums="b s h", linear=["dout", "x", "rstd"], flops=each(3)),
     op("softmax(x[... n]) -> out[... n]", softmax, whole="n", grads=("softmax.dx",), flops=each(4)),
     op("softmax.dx(dout[... n], out[... n]) -> dx[... n]", softmax_dx, whole="n", linear=["dout"], flops=each(4)),
+    # x / (the sum of the row + eps); attrs: eps (absent: 0)
+    op("shares(x[... n]) -> out[... n]", shares, whole="n", grads=("shares.dx",), flops=each(2)),
+    op("shares.dx(dout[... n], x[... n], out[... n]) -> dx[... n]", shares_dx, whole="n", linear=["dout"], flops=each(5)),
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """From what a user has (a zoo name, a config) to a Graph.
 
-In the order in which a model passes through them: `huggingface` and `zoo` read it, `config` holds its facts, `model` is the value that others see,
-`transformer` builds its graph, `weights` carries arrays over from PyTorch and back.
+In the order in which a model passes through them: `huggingface` and `zoo` read it, by the `keys` and `names` of its family (`families/`); `config` holds its
+facts, `model` is the value that others see; `transformer` builds its graph out of `attention` and `mlp` with a `writer`; `tuning` says what of it is trained;
+`weights` carries arrays over from PyTorch and back.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from ir.errors import InputError
 from planner.frontends import huggingface
 from planner.frontends.model import Model, ModelConfig
+from planner.frontends.tuning import Lora, Tuning
 from planner.frontends.zoo import from_zoo, zoo_names
 
 ACCEPTED = "a zoo name (`headrace models` lists them), a Hugging Face config.json or the folder that holds one"
@@ -26,6 +28,7 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
     """The model of a zoo name, of a Hugging Face `config.json`, or of the folder that holds one.
 
     `overrides` change single values of its config, named as in ModelConfig or as the config names them; they may also stand behind the name, in brackets.
+    Behind that may stand what is trained: `gpt2+lora(rank=8,targets=q+v)`, `gpt2+freeze(wte*,h.0.*)`.
     A name of the zoo wins over a folder called alike: write `./gpt2` for the folder. Raises InputError when there is no such model or it cannot be built;
     nothing is fetched and no code is run.
 
@@ -37,6 +40,9 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
     text = str(name_or_path).strip()
     if not text:
         raise InputError(f"no model was named; give {ACCEPTED}")
+    base, tuning = (text, Tuning()) if _exists(Path(text)) else Tuning.split(text)
+    if tuning:
+        return load(base, **overrides).tuned(tuning)
     bracket = _BRACKET.fullmatch(text)
     if bracket and not _exists(Path(text)):
         return load(bracket[1], **{**huggingface.parse_changes(bracket[2]), **overrides})
@@ -79,4 +85,4 @@ def _near(name: str) -> list[str]:
     return close or [n for n in names if n.startswith(name.lower()[:5]) and len(name) >= 3][:4]
 
 
-__all__ = ["Model", "ModelConfig", "load", "zoo_names"]
+__all__ = ["Lora", "Model", "ModelConfig", "Tuning", "load", "zoo_names"]

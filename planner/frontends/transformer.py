@@ -1,12 +1,16 @@
-"""The forward graph of a decoder-only transformer, from its config.
+"""The forward graph of a transformer, from its config: a decoder, an encoder, or both, over tokens or an image.
 
-A block is `x + attention(norm(x))`, then `x + mlp(norm(x))`. What differs between the families (learned or rotary positions, LayerNorm or RMSNorm, biases,
-grouped queries, a gated MLP, a norm of each head, tied embeddings) is in the config; the names are one scheme for all:
+What a block does is told by its config (`planner.frontends.config`), in `planner.frontends.attention` and `mlp` how; the names are one scheme for all:
 
-    wte  wpe  embed                          layer 0
-    h.<i>.ln_1  h.<i>.attn.{q,k,v,attend,out}  h.<i>.attn.residual
-    h.<i>.ln_2  h.<i>.mlp.{gate,up,act,down}   h.<i>.mlp.residual       layer i + 1
-    ln_f  lm_head  loss                      layer L + 1
+    wte  wpe  wtt  embed                              layer 0: tokens, positions, token types
+    h.<i>.ln_1  h.<i>.attn...  h.<i>.attn.residual
+    h.<i>.ln_2  h.<i>.mlp...   h.<i>.mlp.residual     layer i + 1
+    ln_f  lm_head  loss                               layer L + 1
+
+An encoder's blocks are `enc.h.<i>`; they come first in the chain, the decoder's embedding stands in the layer of its first block, and what the encoder gave is
+carried on from layer to layer, so that a pipeline cut anywhere is crossed by it and the stream alone. The block of an extra prediction is `mtp.<i>.h`. Inputs
+are `ids` and `labels`; with an encoder `source`, the tokens that it reads; with token types `token_types`; with padding `mask` (0 where a key is hidden); for
+images `pixels` instead of `ids`; `labels2`, ... are the labels of extra predictions.
 
 A parameter is called like the node that reads it, plus `.weight` or `.bias`. Projections hold [inputs, outputs]; the two tables `wte.weight` and
 `lm_head.weight` hold [vocabulary, hidden], so that a tied head reads the very tensor of the embedding.
@@ -14,201 +18,268 @@ A parameter is called like the node that reads it, plus `.weight` or `.bias`. Pr
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 from ir.errors import GraphError
 from ir.graph import Builder, Graph
 from ir.units import dtype_name
-from planner.frontends.config import MAX_SIZE, ModelConfig
+from planner.frontends.attention import attention_params, write_attention
+from planner.frontends.config import MAX_SIZE, Block, ModelConfig
+from planner.frontends.mlp import mlp_params, write_mlp
+from planner.frontends.writer import ZEROS, Param, Params, Writer, linear_params, norm_params, normal, salt
+
+Part = Callable[[str], str]
+"""Writes a part of a block over a tensor and returns what it gives."""
+
+# ---- parameters ------------------------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
-    """The shape of a parameter and how it starts."""
-
-    shape: tuple[int, ...]
-    init: Mapping[str, Any]
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-
-def embedding_params(c: ModelConfig) -> dict[str, Param]:
+def embedding_params(c: ModelConfig) -> Params:
     """Parameters before the blocks, by name."""
-    out = {"wte.weight": Param((c.vocab, c.hidden), _normal(c.init_std))}
-    return out if c.rope is not None else out | {"wpe.weight": Param((c.max_positions, c.hidden), _normal(c.init_std))}
+    out: Params = {}
+    if c.image is None:
+        out |= {"wte.weight": Param((c.vocab, c.hidden), normal(c.init_std))}
+    else:
+        out |= linear_params("patches", c.image.channels * c.image.patch**2, c.hidden, True, c.init_std) | {"cls": Param((c.hidden,), normal(c.init_std))}
+    if c.learned:
+        out |= {"wpe.weight": Param((c.max_positions, c.hidden), normal(c.init_std))}
+    if c.token_types:
+        out |= {"wtt.weight": Param((c.token_types, c.hidden), normal(c.init_std))}
+    return out | (norm_params(c.embed_norm, "embed.norm", c.hidden) if c.embed_norm else {})
 
 
-def output_params(c: ModelConfig) -> dict[str, Param]:
+def output_params(c: ModelConfig) -> Params:
     """Parameters after the blocks, by name."""
-    out = _norm_params(c, "ln_f", c.hidden)
-    return out if c.tied else out | {"lm_head.weight": Param((c.vocab, c.hidden), _normal(c.init_std))}
+    out = norm_params(c.norm, "ln_f", c.hidden) if c.norm else {}
+    if c.head_activation:
+        out |= linear_params("head", c.hidden, c.hidden, True, c.init_std) | norm_params(c.blocks[-1].norm, "head.norm", c.hidden)
+    if not c.tied:
+        out |= {"lm_head.weight": Param((c.vocab, c.hidden), normal(c.init_std))}
+    return out | ({"lm_head.bias": Param((c.vocab,), ZEROS)} if c.head_bias else {})
 
 
-def block_params(c: ModelConfig) -> dict[str, Param]:
-    """Parameters of one block, by their name inside it; all blocks are alike."""
-    queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    out = _norm_params(c, "ln_1", c.hidden)
-    for name, width in (("q", queries), ("k", keys), ("v", keys)):
-        out |= _linear_params(f"attn.{name}", c.hidden, width, c.qkv_bias, c.init_std)
-    if c.head_norm:
-        out |= {f"attn.{name}.norm.weight": Param((c.head_dim,), {"init": "ones"}) for name in ("q", "k")}
-    out |= _linear_params("attn.out", queries, c.hidden, c.out_bias, c.init_residual_std)
-    out |= _norm_params(c, "ln_2", c.hidden)
-    for name in ("gate", "up") if c.gated else ("up",):
-        out |= _linear_params(f"mlp.{name}", c.hidden, c.mlp_hidden, c.mlp_bias, c.init_std)
-    return out | _linear_params("mlp.down", c.mlp_hidden, c.hidden, c.mlp_bias, c.init_residual_std)
+def block_params(c: ModelConfig, block: Block) -> Params:
+    """Parameters of one block, by their name inside it."""
+    out = _block_norms(c, block, "1") | attention_params(c, block.attention)
+    if block.cross is not None:
+        out |= _block_norms(c, block, "x") | attention_params(c, block.cross, "cross")
+    return out | (_block_norms(c, block, "2") if block.residual != "shared" else {}) | mlp_params(c, block.mlp)
 
 
-def params(c: ModelConfig) -> dict[str, Param]:
+def _block_norms(c: ModelConfig, block: Block, which: str) -> Params:
+    out = norm_params(block.norm, f"ln_{which}", c.hidden)
+    return out | norm_params(block.norm, f"ln_{which}_after", c.hidden) if block.residual == "sandwich" else out
+
+
+def stack_params(c: ModelConfig, blocks: tuple[Block, ...], at: str = "") -> Params:
+    """Parameters of a stack of blocks, by name; `at` stands before each."""
+    first, inside = blocks[0].attention, {block: block_params(c, block) for block in dict.fromkeys(blocks)}
+    out: Params = {}
+    if first.relative is not None:
+        out |= {f"{at}relative.weight": Param((first.relative[0], first.num_heads), normal(c.init_std))}
+    return out | {f"{at}h.{i}.{name}": p for i, block in enumerate(blocks) for name, p in inside[block].items()}
+
+
+def _prediction_params(c: ModelConfig, i: int) -> Params:
+    """Parameters of an extra prediction."""
+    at, norm = f"mtp.{i}", c.blocks[-1].norm
+    out = norm_params(norm, f"{at}.ln_stream", c.hidden) | norm_params(norm, f"{at}.ln_token", c.hidden) | norm_params(norm, f"{at}.ln_f", c.hidden)
+    for name in ("from_stream", "from_token"):
+        out |= linear_params(f"{at}.{name}", c.hidden, c.hidden, False, c.init_std)
+    return out | {f"{at}.h.{name}": p for name, p in block_params(c, c.blocks[-1]).items()}
+
+
+def params(c: ModelConfig) -> Params:
     """Every parameter by its name in the graph, in the order of the layers."""
-    block = block_params(c)
-    blocks = {f"h.{i}.{name}": p for i in range(c.num_layers) for name, p in block.items()}
-    return embedding_params(c) | blocks | output_params(c)
+    out = embedding_params(c)
+    if c.encoder:
+        assert c.norm is not None
+        out |= stack_params(c, c.encoder, "enc.") | norm_params(c.norm, "enc.ln_f", c.hidden)
+    out |= stack_params(c, c.blocks)
+    for i in range(c.extra_predictions):
+        out |= _prediction_params(c, i)
+    return out | output_params(c)
 
 
 def num_params(c: ModelConfig) -> int:
     """Elements of all parameters; a tied table counts once."""
-    outside = sum(p.num_elements for part in (embedding_params(c), output_params(c)) for p in part.values())
-    return outside + c.num_layers * sum(p.num_elements for p in block_params(c).values())
+    return sum(p.num_elements for p in params(c).values())
+
+
+# ---- the graph -------------------------------------------------------------------------------------------------------------------------------------
 
 
 def build(c: ModelConfig, name: str, batch: int, seq: int, dtype: str) -> Graph:
-    """The forward graph of one microbatch: inputs `ids` and `labels` [batch, seq], output the scalar `loss`, the mean over its tokens.
+    """The forward graph of one microbatch of `batch` samples of `seq` tokens (an image's patches and its class token), output the scalar `loss`.
 
-    `labels` are the next tokens, already shifted. Raises GraphError when a size is not a whole number of 1 or more, or the sequence is longer than the
-    learned positions or the attention window.
+    The loss is the mean over tokens or images. `labels` [batch, seq] are what each position shall say: the next tokens, already shifted, or the masked ones; of
+    an image [batch, 1] its class. An encoder reads as many tokens as the decoder. Raises GraphError when a size is not a whole number of 1 or more, the
+    sequence is longer than the learned positions, or not that of the image.
     """
     _check_sizes(c, name, batch, seq)
-    write = _Writer(c, Builder(name), dtype_name(dtype), batch, seq)
-    x = write.embedding()
-    for i in range(c.num_layers):
-        x = write.block(i, x)
-    write.head(x)
+    write = _Model(c, Builder(name), dtype_name(dtype), batch, seq)
+    write.head(write.stream())
     return write.b.graph(("loss",))
-
-
-def salt(node: str) -> int:
-    """An integer of its own for each node that draws random numbers: 31 bits of SHA-256 of its name, the same in every run."""
-    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:4], "big") >> 1
 
 
 def _check_sizes(c: ModelConfig, name: str, batch: int, seq: int) -> None:
     for what, value in (("batch", batch), ("seq", seq)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
             raise GraphError(f"{what} is {value!r}; it must be a whole number from 1 to {MAX_SIZE}")
-    if c.rope is None and seq > c.max_positions:
+    if c.image is not None and seq != c.max_positions:
+        raise GraphError(f"seq is {seq}, but `{name}` reads images of {c.image.num_patches} patches behind a class token: its seq is {c.max_positions}")
+    if c.learned and seq > c.max_positions:
         raise GraphError(f"seq is {seq}, but `{name}` has {c.max_positions} learned positions; use a seq of {c.max_positions} or less")
-    if c.window and seq > c.window:
-        raise GraphError(
-            f"seq is {seq}, but `{name}` looks back over a sliding window of {c.window} tokens, which headrace does not build; "
-            f"up to seq {c.window} the window changes nothing: use that, or set it to null in the config for full attention"
-        )
 
 
-def _normal(std: float) -> dict[str, Any]:
-    return {"init": "normal", "std": std}
-
-
-def _linear_params(name: str, k: int, n: int, bias: bool, std: float) -> dict[str, Param]:
-    out = {f"{name}.weight": Param((k, n), _normal(std))}
-    return out | {f"{name}.bias": Param((n,), {"init": "zeros"})} if bias else out
-
-
-def _norm_params(c: ModelConfig, name: str, width: int) -> dict[str, Param]:
-    out = {f"{name}.weight": Param((width,), {"init": "ones"})}
-    return out | {f"{name}.bias": Param((width,), {"init": "zeros"})} if c.norm == "layer" else out
-
-
-class _Writer:
-    """Writes one graph; every method adds the nodes of one part and returns the tensor that the next part reads."""
+class _Model(Writer):
+    """Writes a model's embedding, its chains of blocks and its head."""
 
     def __init__(self, c: ModelConfig, b: Builder, dtype: str, batch: int, seq: int) -> None:
-        self.c, self.b, self.batch, self.seq = c, b, batch, seq
-        self.layer = 0
-        b.tensor("ids", (batch, seq), "int64", "input")
-        b.tensor("labels", (batch, seq), "int64", "input")
+        super().__init__(c, b, batch, seq)
+        tokens = (batch, seq)
+        inputs = {"source": tokens} if c.encoder else {}
+        if c.image is None:
+            inputs |= {"ids": tokens}
+        else:
+            b.tensor("pixels", (batch, c.image.channels, c.image.size, c.image.size), dtype, "input")
+        inputs |= {"token_types": tokens} if c.token_types else {}
+        inputs |= {"mask": tokens} if c.padding else {}
+        inputs |= {"labels": (batch, 1) if c.image else tokens}
+        inputs |= {f"labels{i + 2}": tokens for i in range(c.extra_predictions)}
+        for name, shape in inputs.items():
+            b.tensor(name, shape, "int64", "input")
         for name, p in params(c).items():
             b.tensor(name, p.shape, dtype, "param", p.init)
+        self.carried = ""
 
-    def embedding(self) -> str:
-        x = self._node("embedding", "wte", "ids", "wte.weight")
-        if self.c.rope is None:
-            y = self._node("positions", "wpe", "wpe.weight", s=self.seq)
-            x = self._node("add_positions", "embed", x, y)
-        return self._dropout("embed.drop", x, self.c.embed_dropout)
+    # ---- embeddings --------------------------------------------------------------------------------------------------------------------------------
 
-    def block(self, i: int, x: str) -> str:
-        self.layer = i + 1
-        h = f"h.{i}"
-        y = self._attention(f"{h}.attn", i, self._norm(f"{h}.ln_1", x))
-        x = self._node("add", f"{h}.attn.residual", x, y)
-        y = self._mlp(f"{h}.mlp", self._norm(f"{h}.ln_2", x))
-        return self._node("add", f"{h}.mlp.residual", x, y)
-
-    def head(self, x: str) -> None:
-        self.layer = self.c.num_layers + 1
-        x = self._norm("ln_f", x)
-        logits = self._node("linear_t", "lm_head", x, "wte.weight" if self.c.tied else "lm_head.weight")
-        # The split form of cross_entropy, because in it the vocabulary may lie on several ranks.
-        top = self._node("last_max", "loss.top", logits)
-        z, t = self.b.node("exp_sum", (logits, "labels", top), name="loss.sums", outputs=("loss.z", "loss.t"), layer=self.layer)
-        each = self._node("log_loss", "loss.each", z, t)
-        self._node("total", "loss", each, factor=1.0 / (self.batch * self.seq))
-
-    def _attention(self, at: str, i: int, x: str) -> str:
+    def embedding(self, ids: str, at: str = "") -> str:
         c = self.c
-        q, k, v = (self._linear(f"{at}.{name}", x, c.qkv_bias) for name in ("q", "k", "v"))
-        q, k = (self._positioned(f"{at}.{name}", y) for name, y in (("q", q), ("k", k)))
-        scale = c.attention_scale / (i + 1) if c.scale_by_layer else c.attention_scale
-        attrs: dict[str, Any] = {"r": c.num_heads // c.num_kv_heads, "d": c.head_dim, "causal": True, "scale": scale}
-        if c.attention_dropout:
-            attrs |= {"p": c.attention_dropout, "salt": salt(f"{at}.attend")}
-        y = self._node("attention", f"{at}.attend", q, k, v, **attrs)
-        return self._dropout(f"{at}.drop", self._linear(f"{at}.out", y, c.out_bias), c.residual_dropout)
+        x = self._patches() if c.image else self.node("embedding", f"{at}wte", ids, "wte.weight")
+        if c.embed_factor != 1.0:
+            x = self.node("scale", f"{at}embed.scaled", x, factor=c.embed_factor)
+        if c.token_types:
+            types = self.node("embedding", "wtt", "token_types", "wtt.weight")
+            x = self.node("add", "embed.typed", x, types)
+        if c.learned:
+            x = self.node("add_positions", "embed", x, self.node("positions", "wpe", "wpe.weight", s=self.seq))
+        if c.embed_norm:
+            x = self.norm(c.embed_norm, "embed.norm", x)
+        return self.dropout(f"{at}embed.drop", x, c.embed_dropout)
 
-    def _positioned(self, at: str, x: str) -> str:
-        """Queries or keys, with the norm of each head and the rotary positions where the model has them."""
-        if self.c.head_norm:
-            x = self._node("head_norm", f"{at}.norm", x, f"{at}.norm.weight", eps=self.c.norm_eps, d=self.c.head_dim)
-        if self.c.rope is not None:
-            x = self._node("rope", f"{at}.rope", x, d=self.c.head_dim, **self.c.rope.attrs)
-        return x
+    def _patches(self) -> str:
+        assert self.c.image is not None
+        size = self.c.image.patch
+        x = self.linear("patches", self.node("patches", "patches.cut", "pixels", i=size, j=size), True)
+        return self.node("prepend", "patches.behind_cls", x, "cls", t=self.seq)
 
-    def _mlp(self, at: str, x: str) -> str:
+    # ---- the chain ---------------------------------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> list[str]:
+        """What the head reads: the stream after the last block, and after each block of an extra prediction."""
         c = self.c
-        if c.gated and c.activation == "silu":
-            gate, up = (self._linear(f"{at}.{name}", x, c.mlp_bias) for name in ("gate", "up"))
-            y = self._node("swiglu", f"{at}.act", gate, up)
-        elif c.gated:
-            gate = self._activation(f"{at}.act", self._linear(f"{at}.gate", x, c.mlp_bias))
-            y = self._node("mul", f"{at}.gated", gate, self._linear(f"{at}.up", x, c.mlp_bias))
-        else:
-            y = self._activation(f"{at}.act", self._linear(f"{at}.up", x, c.mlp_bias))
-        return self._dropout(f"{at}.drop", self._linear(f"{at}.down", y, c.mlp_bias), c.residual_dropout)
+        memory = self._encoder() if c.encoder else None
+        self.layer += 1 if c.encoder else 0
+        x = self.embedding("ids")
+        for i, block in enumerate(c.blocks):
+            self.layer = len(c.encoder) + i + 1
+            x = self.block(block, f"h.{i}", x, memory, "relative.weight")
+            if memory is not None and i + 1 < len(c.blocks):
+                memory = self.node("carry", f"h.{i}.memory", memory)
+        return self._predictions(x)
 
-    def _activation(self, name: str, x: str) -> str:
-        if self.c.activation == "silu":
-            return self._node("silu", name, x)
-        return self._node("gelu", name, x, approximate="tanh" if self.c.activation == "gelu_tanh" else "none")
+    def _encoder(self) -> str:
+        c = self.c
+        x = self.embedding("source", "enc.")
+        for i, block in enumerate(c.encoder):
+            self.layer = i + 1
+            x = self.block(block, f"enc.h.{i}", x, None, "enc.relative.weight")
+        assert c.norm is not None
+        return self.dropout("enc.drop", self.norm(c.norm, "enc.ln_f", x), c.embed_dropout)
 
-    def _norm(self, name: str, x: str) -> str:
-        if self.c.norm == "layer":
-            return self._node("layer_norm", name, x, f"{name}.weight", f"{name}.bias", eps=self.c.norm_eps)
-        return self._node("rms_norm", name, x, f"{name}.weight", eps=self.c.norm_eps)
+    def _predictions(self, x: str) -> list[str]:
+        """The stream, and that of every extra prediction, each carried through the layers of those behind it."""
+        out = [x]
+        for i in range(self.c.extra_predictions):
+            self.layer += 1
+            at, norm = f"mtp.{i}", self.c.blocks[-1].norm
+            token = self.node("embedding", f"{at}.wte", f"labels{i + 1}" if i else "labels", "wte.weight")
+            parts = [
+                self.linear(f"{at}.from_{name}", self.norm(norm, f"{at}.ln_{name}", part), False) for name, part in (("stream", out[-1]), ("token", token))
+            ]
+            made = self.block(self.c.blocks[-1], f"{at}.h", self.node("add", f"{at}.joined", *parts), None, "")
+            out = [*(self.node("carry", f"{at}.carry{j}", y) for j, y in enumerate(out)), made]
+        return out
 
-    def _linear(self, name: str, x: str, bias: bool) -> str:
-        y = self._node("linear", name, x, f"{name}.weight")
-        return self._node("bias", f"{name}.add_bias", y, f"{name}.bias") if bias else y
+    def block(self, block: Block, at: str, x: str, memory: str | None, table: str) -> str:
+        if block.residual in ("parallel", "shared"):
+            return self._parallel(block, at, x, table)
 
-    def _dropout(self, name: str, x: str, p: float) -> str:
-        return self._node("dropout", name, x, p=p, salt=salt(name)) if p else x
+        def attend(y: str) -> str:
+            return write_attention(self, block.attention, f"{at}.attn", y, table=table)
 
-    def _node(self, op: str, name: str, *inputs: str, **attrs: Any) -> str:
-        """Adds a node and returns its first output, which is called like it."""
-        return self.b.node(op, inputs, name=name, attrs=attrs, layer=self.layer)[0]
+        x = self._joined(block, at, "1", f"{at}.attn", x, attend)
+        if block.cross is not None and memory is not None:
+            cross = block.cross
+            x = self._joined(block, at, "x", f"{at}.cross", x, lambda y: write_attention(self, cross, f"{at}.cross", y, memory=memory))
+        return self._joined(block, at, "2", f"{at}.mlp", x, lambda y: write_mlp(self, block.mlp, f"{at}.mlp", y))
+
+    def _joined(self, block: Block, at: str, which: str, part: str, x: str, f: Part) -> str:
+        """A part of a block joined to the stream x: x + f(norm x), norm(x + f x), or x + norm(f(norm x))."""
+        norm, before = block.norm, f"{at}.ln_{which}"
+        y = self.dropout(f"{part}.drop", f(x if block.residual == "post" else self.norm(norm, before, x)), block.dropout)
+        if block.residual == "sandwich":
+            y = self.norm(norm, f"{before}_after", y)
+        x = self.node("add", f"{part}.residual", x, y)
+        return self.norm(norm, before, x) if block.residual == "post" else x
+
+    def _parallel(self, block: Block, at: str, x: str, table: str) -> str:
+        y = self.norm(block.norm, f"{at}.ln_1", x)
+        z = y if block.residual == "shared" else self.norm(block.norm, f"{at}.ln_2", x)
+        y = self.dropout(f"{at}.attn.drop", write_attention(self, block.attention, f"{at}.attn", y, table=table), block.dropout)
+        z = self.dropout(f"{at}.mlp.drop", write_mlp(self, block.mlp, f"{at}.mlp", z), block.dropout)
+        # attention and MLP first, so that what both leave to be summed is summed once
+        return self.node("add", f"{at}.mlp.residual", x, self.node("add", f"{at}.both", y, z))
+
+    # ---- the head ----------------------------------------------------------------------------------------------------------------------------------
+
+    def head(self, streams: list[str]) -> None:
+        c = self.c
+        self.layer = c.num_layers + 1
+        each = self._loss("", streams[0], "ln_f", "labels")
+        for i, x in enumerate(streams[1:]):
+            extra = self._loss(f"mtp.{i}.", x, f"mtp.{i}.ln_f", f"labels{i + 2}")
+            weighed = self.node("scale", f"mtp.{i}.loss.weighed", extra, factor=c.extra_weight / c.extra_predictions)
+            each = self.node("add", f"mtp.{i}.loss.sum", each, weighed)
+        num_terms = self.batch * (1 if c.image else self.seq)
+        self.node("total", "loss", each, factor=1.0 / num_terms)
+
+    def _loss(self, at: str, x: str, norm: str, labels: str) -> str:
+        """The loss of every position. Cross-entropy in the form in which the vocabulary may lie on several ranks."""
+        logits = self._logits(at, x, norm)
+        top = self.node("last_max", f"{at}loss.top", logits)
+        z, t = self.b.node("exp_sum", (logits, labels, top), name=f"{at}loss.sums", outputs=(f"{at}loss.z", f"{at}loss.t"), layer=self.layer)
+        return self.node("log_loss", f"{at}loss.each", z, t)
+
+    def _logits(self, at: str, x: str, norm: str) -> str:
+        c = self.c
+        if c.norm:
+            x = self.norm(c.norm, norm, x)
+        if c.encoder:
+            x = self.dropout("ln_f.drop", x, c.embed_dropout)
+        if c.image:
+            x = self.node("pick", "head.cls", x, t=1)
+        if c.head_activation:
+            x = self.activation("head.act", c.head_activation, self.linear("head", x, True))
+            x = self.norm(c.blocks[-1].norm, "head.norm", x)
+        if c.logit_factor != 1.0:
+            x = self.node("scale", "head.scaled", x, factor=c.logit_factor)
+        logits = self.node("linear_t", f"{at}lm_head", x, "wte.weight" if c.tied else "lm_head.weight")
+        if c.head_bias:
+            logits = self.node("bias", f"{at}lm_head.add_bias", logits, "lm_head.bias")
+        return self.node("softcap", f"{at}lm_head.capped", logits, cap=c.softcap) if c.softcap else logits
+
+
+__all__ = ["build", "num_params", "params", "salt"]

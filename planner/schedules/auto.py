@@ -16,14 +16,15 @@ from planner.schedules.own import own_schedule
 from planner.schedules.pipe import TOLERANCE, Limits, Pipe, StageTimes
 from planner.schedules.retime import retime
 from planner.schedules.slot import Orders
-from planner.schedules.text import write
 
 __all__ = ["Effort", "Found", "Limits", "StageTimes", "search_orders"]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Orders, their seconds, a bound that no order beats, whether they are proven best, and which part of the search found them."""
+    """Orders, their seconds (of `rolling` steps a rank's own), a bound that no order beats, whether they are proven best, and which part of the search found
+    them.
+    """
 
     orders: Orders
     makespan_s: float
@@ -33,7 +34,7 @@ class Found:
 
     def schedule(self, name: str = "auto") -> Schedule:
         """The orders as a Schedule for this one size, proved to run."""
-        return own_schedule(name, write(self.orders))
+        return own_schedule(name, self.orders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,12 @@ class Effort:
     nodes: int = 150
 
 
-def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0) -> Found:
+def search_orders(
+    times: StageTimes, num_microbatches: int, limits: Limits | None = None, *, effort: Effort | None = None, seed: int = 0, rolling: bool = False
+) -> Found:  # fmt: skip
     """The best orders found for these stage times, within these limits (none: no limit); PlanError where one microbatch does not fit.
+
+    `rolling`: the least time from a rank's first start to its last end, for steps that begin while others drain the one before; else the least makespan.
 
     Built-in schedules with the same ranks of stages that keep the limits are where the search starts from. HiGHS is asked where the step has no more than
     `effort.prove` passes of the ranks together and the bound is not met.
@@ -66,14 +71,14 @@ def search_orders(times: StageTimes, num_microbatches: int, limits: Limits | Non
     >>> round(found.makespan_s, 3), found.optimal
     (24.2, True)
     """
-    return _Search(Pipe(times, num_microbatches, limits), effort or Effort(), seed).run()
+    return _Search(Pipe(times, num_microbatches, limits, rolling), effort or Effort(), seed).run()
 
 
 def seeds(pipe: Pipe) -> dict[str, np.ndarray]:
     """The words of the built-in schedules that are legal here, and of one microbatch after the other."""
     words = {"serial": np.array([_serial(pipe)] * pipe.p, dtype=np.int8)}
     for name, schedule in SCHEDULES.items():
-        if schedule.chunks not in (pipe.v, None) or schedule.copies != 1:
+        if schedule.chunks not in (pipe.v, None) or schedule.copies != 1 or schedule.pieces != 1:
             continue
         ranks = tuple(schedule.rank_of(s, pipe.p) for s in range(pipe.num_stages))
         if ranks != pipe.times.rank or (schedule.chunks is None and pipe.v < 2):
@@ -123,7 +128,7 @@ class _Search:
         if not self.met:
             self._climb()
         optimal = self.met
-        if not optimal and self.pipe.length * self.pipe.p <= self.effort.prove:
+        if not optimal and not self.pipe.rolling and self.pipe.length * self.pipe.p <= self.effort.prove:
             optimal = self._prove()
         makespan, method, word = self.pool[0]
         return Found(self.pipe.orders(word), makespan, makespan if optimal else min(self.bound, makespan), optimal, method)

@@ -15,6 +15,8 @@ def lower_bound(pipe: Pipe) -> float:
     >>> lower_bound(Pipe(times, 8)), lower_bound(Pipe(times, 8, Limits.units(times, 2)))
     (27.0, 37.0)
     """
+    if pipe.rolling:
+        return pipe.m * float(pipe.seconds.sum(axis=1).max())
     per_stage = max(max(_stage(pipe, s), _turns(pipe, s)) for s in range(pipe.num_stages))
     return max(per_stage, *(_rank(pipe, r) for r in range(pipe.p)))
 

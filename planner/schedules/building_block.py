@@ -6,8 +6,10 @@ lifespans over the period of six units are the activations that it keeps: short 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
+from planner.schedules.schedule import Schedule, vee
 from planner.schedules.slot import Orders, Slot, gives, waits_for
 
 PERIOD = 6
@@ -42,6 +44,20 @@ def block(p: int, strides: tuple[int, int, int, int], backward: int = 1) -> Bloc
     return rows
 
 
+def repeating(name: str, rows: Callable[[int], Block], backward: str = "I") -> Schedule:
+    """The schedule of a V whose block of p ranks is `rows(p)`; `backward` is I with W apart, or B. It has no closed form of its time."""
+
+    @cache
+    def orders(p: int, m: int, v: int) -> Orders:
+        return drawn_together(rows(p), m, backward)
+
+    @cache
+    def memory(rank: int, p: int, m: int, v: int) -> float:
+        return min(most_kept(rows(p), backward) / 2, m)
+
+    return Schedule(name, "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=backward == "I")
+
+
 def drawn_together(block: Block, m: int, backward: str) -> Orders:
     """The orders of `m` microbatches: the block repeated, W in the first units that are free after I, then each pass as early as it can run in the room of it.
 
@@ -51,7 +67,7 @@ def drawn_together(block: Block, m: int, backward: str) -> Orders:
     tables = _earlier(tables, room)
     if backward == "I":
         tables = [{t: s for t, s in table.items() if s.kind != "W"} for table in tables]
-        tables = [_with_weights(table) for table in _earlier(tables, room)]
+        tables = [_with_weights(table) for table in _earlier(tables, room, apart=1)]
     return tuple(tuple(_in_time(table)) for table in tables)
 
 
@@ -154,15 +170,19 @@ class _Line:
         self.states[start + 1 : start + 1 + len(states)] = states
 
 
-def _earlier(tables: Sequence[Timetable], room: int) -> list[Timetable]:
-    """Every pass, in the order of the tables, at the first free unit at which what it waits for is there and its rank keeps no more than `room`."""
+def _earlier(tables: Sequence[Timetable], room: int, apart: int = 0) -> list[Timetable]:
+    """Every pass, in the order of the tables, at the first free unit at which what it waits for is there and its rank keeps no more than `room`.
+
+    A forward stays so many units `apart` from the end of what another rank sends it, so that a hop finds time between them.
+    """
     num_stages = 2 * len(tables)
     lines = [_Line(table) for table in tables]
-    made: dict[tuple[str, int, int], int] = {}
+    made: dict[tuple[str, int, int], tuple[int, int]] = {}
     for now, rank, slot in sorted((t, rank, slot) for rank, table in enumerate(tables) for t, slot in table.items()):
-        ready = max((made[item] for item in waits_for(slot, num_stages)), default=0)
+        needs = (made[item] for item in waits_for(slot, num_stages))
+        ready = max((end + apart * (slot.kind == "F" and maker != rank) for end, maker in needs), default=0)
         start = lines[rank].move(now, ready, room)
         gift = gives(slot)
         if gift is not None:
-            made[gift] = start + _length(slot)
+            made[gift] = start + _length(slot), rank
     return [line.table for line in lines]

@@ -56,9 +56,9 @@ def climb(pipe: Pipe, word: np.ndarray, rng: np.random.Generator, rounds: int, w
 
 
 def _score(pipe: Pipe, makespans: np.ndarray, words: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Seconds, and a little of the mean of the ranks' ends, so that words of one makespan differ."""
+    """Seconds, and a little of the mean over the ranks, so that words of equal seconds differ."""
     ends = starts[:, :, -1] + pipe.seconds[np.arange(pipe.p), words[:, :, -1]]
-    return np.asarray(makespans + 0.02 * ends.mean(axis=1))
+    return np.asarray(makespans + 0.02 * pipe.taken(starts[:, :, 0], ends).mean(axis=1))
 
 
 def _kick(pipe: Pipe, best: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -86,11 +86,12 @@ def critical_path(pipe: Pipe, word: np.ndarray, start: np.ndarray, rng: np.rando
     p = pipe.p
     ends = start + pipe.seconds[np.arange(p)[:, None], word]
     slack = TOLERANCE * max(1e-300, float(ends[:, -1].max()))
+    taken = pipe.taken(start[:, 0], ends[:, -1])
     micro = pipe.microbatches(word[None])[0]
     where = np.zeros((p, 3 * pipe.v, pipe.m), dtype=int)
     where[np.arange(p)[:, None], word, micro] = np.arange(pipe.length)
     rank_of = np.array(pipe.times.rank)
-    rank = int(rng.choice(np.nonzero(ends[:, -1] >= ends[:, -1].max() - slack)[0]))
+    rank = int(rng.choice(np.nonzero(taken >= taken.max() - slack)[0]))
     place = last = pipe.length - 1
     blocks: list[Block] = []
     while True:

@@ -135,13 +135,16 @@ class Breeder:
         self.seconds = float(pipe.seconds[:, F::3].mean())
 
     def first(self) -> Rules:
-        """[candidate]: forwards ahead as in 1F1B, eager, what covers the way there and back, and without limit; four favours, three fills, two debts."""
+        """[candidate]: forwards ahead as in 1F1B, eager, what covers the way there and back with whole microbatches or with forwards alone, and without limit;
+        four favours, three fills, two debts.
+        """
         p, m = self.pipe.p, self.pipe.m
         depth = self.pipe.num_stages - self.pipe.stage
         head, back, _ = arrivals(self.pipe)
         period = float(self.pipe.seconds.sum(axis=1).max())
         away = np.ceil((back - head)[self.pipe.stage] / max(period, 1e-30)).astype(int)
-        aheads = [depth, depth + 1, 2 * depth - 1, away, away + 1, away + 2, np.full_like(depth, m), np.full_like(depth, p)]
+        until = ((back - head)[self.pipe.stage] / np.maximum(self.pipe.seconds[:, F::3], 1e-30) + TOLERANCE).clip(max=m).astype(int)
+        aheads = [depth, depth + 1, 2 * depth - 1, away, away + 1, away + 2, until, until + 1, np.full_like(depth, m), np.full_like(depth, p)]
         big = 1e3 * max(self.seconds, 1e-30)
         grid = [(a, b, c, d) for a in aheads for b in (-big, 0.0, 0.5 * self.seconds, big) for c in (0.0, 0.5, 1.0) for d in (0, m)]
         ahead = np.maximum(np.minimum(np.array([g[0] for g in grid]), self.most), 1)

@@ -9,11 +9,8 @@ Its bubble has no closed form: it waits in every period unless B = 2F. A rank ke
 
 from __future__ import annotations
 
-from functools import cache
-
-from planner.schedules.building_block import Block, block, drawn_together, most_kept
-from planner.schedules.schedule import Schedule, vee
-from planner.schedules.slot import Orders, show
+from planner.schedules.building_block import Block, block, repeating
+from planner.schedules.slot import show
 
 __all__ = ["SCHEDULE", "show"]
 
@@ -22,14 +19,4 @@ def rows(p: int) -> Block:
     return block(p, (1, 1, 2, 2), backward=2)
 
 
-@cache
-def orders(p: int, m: int, v: int) -> Orders:
-    return drawn_together(rows(p), m, "B")
-
-
-@cache
-def memory(rank: int, p: int, m: int, v: int) -> float:
-    return min(most_kept(rows(p), "B") / 2, m)
-
-
-SCHEDULE = Schedule("1f1b-v", "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=False)
+SCHEDULE = repeating("1f1b-v", rows, "B")

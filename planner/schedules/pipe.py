@@ -88,11 +88,14 @@ class Pipe:
 
     Microbatches are alike, so each kind of each stage takes them in turn: sorting the starts of a pass by time changes no other pass. A word without numbers is
     therefore a whole order.
+
+    `rolling`: the next step begins on a rank while others drain this one, so that a step takes the longest time from a rank's first start to its last end; else
+    it takes the makespan.
     """
 
-    def __init__(self, times: StageTimes, num_microbatches: int, limits: Limits | None = None) -> None:
+    def __init__(self, times: StageTimes, num_microbatches: int, limits: Limits | None = None, rolling: bool = False) -> None:
         limits = limits or Limits.units(times, float("inf"))
-        self.times, self.limits, self.m = times, limits, num_microbatches
+        self.times, self.limits, self.m, self.rolling = times, limits, num_microbatches, rolling
         self.p, self.v, self.num_stages = times.num_ranks, times.num_chunks, times.num_stages
         self._refuse()
         self.stage = np.array([[s for s in range(self.num_stages) if times.rank[s] == r] for r in range(self.p)])
@@ -155,6 +158,10 @@ class Pipe:
             count = [np.cumsum(rows == 3 * c + kind, axis=1, dtype=np.int32) for kind in (F, I, W)]
             good &= (count[F] >= count[I]).all(axis=1) & (count[I] >= count[W]).all(axis=1)
         return good
+
+    def taken(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """[candidate, rank] how long each rank's step takes that starts and ends then, [candidate, rank]."""
+        return ends - starts if self.rolling else ends
 
     def fits(self, words: np.ndarray) -> np.ndarray:
         """[candidate] whether all ranks of a word are legal."""

@@ -18,17 +18,19 @@ the first two a send waits for its receive."""
 Item = tuple[str, int, int]
 
 
-def check_orders(table: Table | Orders, rank_of: Callable[[int], int] | None, num_microbatches: int, sends: str = "stream", copies: int = 1) -> Orders:
+def check_orders(
+    table: Table | Orders, rank_of: Callable[[int], int] | None, num_microbatches: int, sends: str = "stream", copies: int = 1, pieces: int = 1
+) -> Orders:  # fmt: skip
     """The passes of `table`, proved: every stage runs F and then B, or I and then W, of every microbatch once, on its rank, and no rank waits for ever.
 
     `rank_of` says where stages lie; without it every microbatch of a stage lies where its forward stands. `copies`: so many pipelines run the microbatches
-    between them, the stages of each counting on from those of the one before. Raises PlanError naming the pass that is dropped, doubled or misplaced, or
-    Deadlock with the cycle of waits.
+    between them, the stages of each counting on from those of the one before. `pieces`: so many microbatches in a row are the pieces of one sequence. Raises
+    PlanError naming the pass that is dropped, doubled or misplaced, or Deadlock with the cycle of waits.
     """
     orders = passes(table)
     _once(orders, num_microbatches, copies)
     _in_place(orders, rank_of)
-    program_of(table, sends, copies).check()
+    program_of(table, sends, copies, pieces).check()
     return orders
 
 
@@ -72,24 +74,24 @@ def _in_place(orders: Orders, rank_of: Callable[[int], int] | None) -> None:
                 raise PlanError(f"{slot} stands on rank {rank}; stage {slot.stage} lies on rank {right}")
 
 
-def program_of(table: Table | Orders, sends: str = "stream", copies: int = 1) -> Program:
+def program_of(table: Table | Orders, sends: str = "stream", copies: int = 1, pieces: int = 1) -> Program:
     """The Program of a table: an actor that fires once a step for every pass, send and receive, and registers without bytes for what they hand on.
 
     A message that the table does not list runs by itself. Raises PlanError where it lists one that no pass waits for, or one end of it alone.
     """
-    return _Writer(table, sends, copies).program("orders")
+    return _Writer(table, sends, copies, pieces).program("orders")
 
 
 class _Writer:
-    def __init__(self, table: Table | Orders, sends: str, copies: int) -> None:
+    def __init__(self, table: Table | Orders, sends: str, copies: int, pieces: int) -> None:
         if sends not in SENDS:
             raise PlanError(f"sends are {', '.join(SENDS)}, not `{sends}`")
-        self.table, self.sends = table, sends
+        self.table, self.sends, self.pieces = table, sends, pieces
         self.orders = passes(table)
         self.num_stages = (1 + max(s.stage for order in self.orders for s in order)) // copies
         self.maker: dict[Item, int] = {g: rank for rank, order in enumerate(self.orders) for g in map(gives, order) if g}
         self.needs: list[tuple[int, Slot, Item]] = [
-            (rank, slot, item) for rank, order in enumerate(self.orders) for slot in order for item in waits_for(slot, self.num_stages) if item in self.maker
+            (rank, slot, item) for rank, order in enumerate(self.orders) for slot in order for item in self._waits(slot)
         ]
         self.used = {item for _, _, item in self.needs}
         self.hops: dict[str, tuple[Item, int, int]] = {}
@@ -97,6 +99,9 @@ class _Writer:
             if self.maker[item] != rank:
                 self.hops[_channel(slot)] = (item, self.maker[item], rank)
         self.listed = {str(a): rank for rank, row in enumerate(table) for a in row if isinstance(a, Message) and a.kind in MESSAGES}
+
+    def _waits(self, slot: Slot) -> tuple[Item, ...]:
+        return tuple(item for item in waits_for(slot, self.num_stages, self.pieces) if item in self.maker)
 
     def program(self, name: str) -> Program:
         self._check_messages()
@@ -115,7 +120,7 @@ class _Writer:
             for slot in order:
                 gift = gives(slot)
                 writes = (_at(gift, rank),) if gift in self.used and gift is not None else ()
-                reads = tuple(_at(item, rank) for item in waits_for(slot, self.num_stages) if item in self.maker)
+                reads = tuple(_at(item, rank) for item in self._waits(slot))
                 actors.append(Actor(str(slot), rank, "compute", "step", Work("compute", "pass", "float32"), reads, writes))
                 registers += [_register(gift, rank)] if writes and gift is not None else []
         return actors, registers
@@ -168,7 +173,7 @@ def _register(item: Item, rank: int) -> Register:
     return Register(_at(item, rank), rank, (), "float32", 0, "step")
 
 
-def with_messages(orders: Orders, copies: int = 1) -> Table:
+def with_messages(orders: Orders, copies: int = 1, pieces: int = 1) -> Table:
     """The orders with every send right after the pass that makes it possible, and its receive listed at the same moment on the other rank.
 
     Both ends join their lists together, in an order in which everything can run: so no two lists can contradict each other. Raises Deadlock where none can.
@@ -178,7 +183,7 @@ def with_messages(orders: Orders, copies: int = 1) -> Table:
     0F0,0SEND_F0,0RECV_B0,0B0
     1RECV_F0,1F0,1B0,1SEND_B0
     """
-    program = program_of(orders, "buffered", copies).check()
+    program = program_of(orders, "buffered", copies, pieces).check()
     slots = {str(s): s for order in orders for s in order}
     ends = {a.name: _message(a.name) for a in program.actors if a.channel}
     machine = Machine(program, steps=1)

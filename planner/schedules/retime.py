@@ -16,7 +16,7 @@ from planner.schedules.pipe import Pipe
 
 
 def retime(pipe: Pipe, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Makespan [candidate], inf where the word waits for itself, and start [candidate, rank, place], inf where it never runs. Words must be `legal`.
+    """Seconds of a step [candidate], inf where the word waits for itself, and start [candidate, rank, place], inf where it never runs. Words must be `legal`.
 
     Within a rank what a pass waits for is earlier in the word; so only the arrival from the neighbour stage counts. A round starts the next token of every rank
     whose arrival is known: as many rounds as the longest chain has tokens.
@@ -39,8 +39,9 @@ def retime(pipe: Pipe, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends[:, pipe.zero] = 0.0
     start = np.full((n, p, length + 1), np.inf)
     free = _rounds(take.ravel(), give.ravel(), lag.ravel(), seconds.ravel(), ends.ravel(), start.ravel(), n * p, length)
-    stuck = np.isinf(start[:, :, length - 1]).any(axis=1)
-    return np.where(stuck, np.inf, free.reshape(n, p).max(axis=1)), start[:, :, :length]
+    runs = np.asarray(np.isfinite(start[:, :, length - 1]).all(axis=1, keepdims=True))
+    taken = pipe.taken(np.where(runs, start[:, :, 0], 0.0), free.reshape(n, p)).max(axis=1)
+    return np.where(runs[:, 0], taken, np.inf), start[:, :, :length]
 
 
 def _rounds(

@@ -51,7 +51,8 @@ class Schedule:
     `write` gives the orders. `time` is the closed form of a step with equal stages and free hops, from 2 * num_ranks microbatches on, where there is one;
     `memory` that of the activations a rank (first argument) keeps at most, in microbatches of its whole share, freed by W. `refuse` says what is wrong with
     sizes, or nothing.
-    `chunks` is the number of stages a rank holds, None where it is free. `copies`: how often each parameter is there.
+    `chunks` is the number of stages a rank holds, None where it is free. `copies`: how often each parameter is there. `pieces`: into how many pieces of its
+    sequence each microbatch is cut; slots then count pieces (`Slot`), and `cut` gives the schedule with another number of them.
     """
 
     name: str
@@ -64,6 +65,16 @@ class Schedule:
     refuse: Callable[[int, int, int], str] = any_size
     splits: bool = False
     copies: int = 1
+    pieces: int = 1
+    cut: Callable[[int], Schedule] | None = None
+
+    def in_pieces(self, wanted: int) -> Schedule:
+        """The schedule that cuts microbatches into so many pieces, 0: as many as it does by itself; PlanError where it cuts none."""
+        if wanted in (0, self.pieces):
+            return self
+        if self.cut is None or wanted < 1:
+            raise PlanError(f"schedule `{self.name}` runs whole sequences, not {wanted} pieces of them; leave seq_chunks out, or choose seq1f1b")
+        return self.cut(wanted)
 
     def num_chunks(self, wanted: int = 1) -> int:
         """Stages that a rank holds when `wanted` are asked for, two where the number is free and 1 is; PlanError where the schedule has another number."""
@@ -107,7 +118,7 @@ class Schedule:
 
     def stash(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> float:
         """Activations that a rank keeps at most, in microbatches of its whole share, counted over its order and freed by W."""
-        return peak(self.orders(num_ranks, num_microbatches, num_chunks)[rank]) / self.num_chunks(num_chunks)
+        return peak(self.orders(num_ranks, num_microbatches, num_chunks)[rank]) / (self.num_chunks(num_chunks) * self.pieces)
 
 
 def peak(order: tuple[Slot, ...], freed: str = "W") -> int:

@@ -16,6 +16,8 @@ _TEXT = re.compile(r"(\d+)([FIWB])(\d+)")
 class Slot(NamedTuple):
     """F forward, I gradient of the input, W gradient of the weights, B both, of one microbatch through one stage; prints and reads back as in PyTorch.
 
+    Where a schedule cuts every microbatch into k pieces of its sequence, `microbatch` counts the pieces: n is piece n % k of microbatch n // k.
+
     >>> str(Slot(2, "F", 0)), Slot.parse("1I3")
     ('2F0', Slot(stage=1, kind='I', microbatch=3))
     """
@@ -43,20 +45,23 @@ Token = tuple[str, int]
 """(kind, stage): a slot whose microbatch follows from its place."""
 
 
-def waits_for(slot: Slot, num_stages: int) -> tuple[tuple[str, int, int], ...]:
+def waits_for(slot: Slot, num_stages: int, num_pieces: int = 1) -> tuple[tuple[str, int, int], ...]:
     """What a slot needs: ("x", stage, microbatch) the output of that stage, ("dx", ...) the gradient of its input.
 
-    `num_stages` is that of one pipeline; where there are two copies, the stages of the second count on from it.
+    `num_stages` is that of one pipeline; where there are two copies, the stages of the second count on from it. Of `num_pieces` pieces of a microbatch each
+    reads the keys of those before it on the same stage, and its gradients those of the pieces after it.
 
-    >>> waits_for(Slot(1, "B", 0), 4)
-    (('x', 1, 0), ('dx', 2, 0))
+    >>> waits_for(Slot(1, "B", 0), 4), waits_for(Slot(0, "F", 5), 4, num_pieces=2)
+    ((('x', 1, 0), ('dx', 2, 0)), (('x', 0, 4),))
     """
     stage, kind, m = slot
-    if kind == "F":
-        return (("x", stage - 1, m),) if stage % num_stages else ()
     if kind == "W":
         return (("dx", stage, m),)
-    return (("x", stage, m), ("dx", stage + 1, m)) if (stage + 1) % num_stages else (("x", stage, m),)
+    if kind == "F":
+        before = (("x", stage - 1, m),) if stage % num_stages else ()
+        return (*before, ("x", stage, m - 1)) if m % num_pieces else before
+    after = (("x", stage, m), ("dx", stage + 1, m)) if (stage + 1) % num_stages else (("x", stage, m),)
+    return (*after, ("dx", stage, m + 1)) if (m + 1) % num_pieces else after
 
 
 def gives(slot: Slot) -> tuple[str, int, int] | None:
@@ -68,7 +73,7 @@ def gives(slot: Slot) -> tuple[str, int, int] | None:
     return None if slot.kind == "W" else ("x" if slot.kind == "F" else "dx", slot.stage, slot.microbatch)
 
 
-def one_line(orders: Orders) -> tuple[Slot, ...]:
+def one_line(orders: Orders, num_pieces: int = 1) -> tuple[Slot, ...]:
     """All slots in one order in which they can run, each as early as it can where one takes as long as another; fewer where the ranks wait for each other.
 
     >>> orders = ((Slot(0, "F", 0), Slot(0, "F", 1), Slot(0, "B", 0), Slot(0, "B", 1)), (Slot(1, "F", 0), Slot(1, "B", 0), Slot(1, "F", 1), Slot(1, "B", 1)))
@@ -82,7 +87,7 @@ def one_line(orders: Orders) -> tuple[Slot, ...]:
     while True:
         wave = [
             rank for rank, order in enumerate(orders)
-            if at[rank] < len(order) and all(need in there or need not in made for need in waits_for(order[at[rank]], num_stages))
+            if at[rank] < len(order) and all(need in there or need not in made for need in waits_for(order[at[rank]], num_stages, num_pieces))
         ]  # fmt: skip
         if not wave:
             return tuple(line)

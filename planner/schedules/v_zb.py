@@ -4,17 +4,14 @@ With F = I = W and m >= 2p - 1 it is as short as ZB-V, m(F + I + W) + (p - 1)F /
 times. A rank keeps p microbatches.
 
 >>> print(show(SCHEDULE.orders(2, 2)))
-0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0W1
-1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 1W0 2W1 1W1
+0F0 0F1 3F0 3I0 3W0 3F1 3I1 0I0 3W1 0I1 0W0 0W1
+1F0 2F0 1F1 2F1 2I0 1I0 2W0 2I1 1I1 1W0 2W1 1W1
 """
 
 from __future__ import annotations
 
-from functools import cache
-
-from planner.schedules.building_block import Block, drawn_together, most_kept
-from planner.schedules.schedule import Schedule, vee
-from planner.schedules.slot import Orders, show
+from planner.schedules.building_block import Block, repeating
+from planner.schedules.slot import show
 
 __all__ = ["SCHEDULE", "show"]
 
@@ -24,14 +21,4 @@ def rows(p: int) -> Block:
     return [down, [4 * p - 1 + t for t in up], [6 * p - 2 + t for t in down], [10 * p - 3 + t for t in up]]
 
 
-@cache
-def orders(p: int, m: int, v: int) -> Orders:
-    return drawn_together(rows(p), m, "I")
-
-
-@cache
-def memory(rank: int, p: int, m: int, v: int) -> float:
-    return min(most_kept(rows(p), "I") / 2, m)
-
-
-SCHEDULE = Schedule("v-zb", "arXiv:2405.15362", orders, None, memory, vee, chunks=2, splits=True)
+SCHEDULE = repeating("v-zb", rows)

@@ -85,9 +85,9 @@ def test_every_schedule_lives_where_nothing_is_buffered(name: str, p: int) -> No
     for m in range(1, 3 * p + 1):
         if s.refuse(p, m, s.num_chunks()):
             continue
-        table = with_messages(s.orders(p, m), s.copies)
+        table = with_messages(s.orders(p, m), s.copies, s.pieces)
         for how in RENDEZVOUS:
-            check_orders(table, None, m, how, copies=s.copies)
+            check_orders(table, None, m * s.pieces, how, s.copies, s.pieces)
 
 
 def test_a_warm_up_longer_than_the_step() -> None:

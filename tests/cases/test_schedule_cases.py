@@ -15,6 +15,8 @@ from ir.program import Firing, Program, Queue
 from ir.work import Work
 from planner.lower import lower
 from planner.schedules import Times, schedule
+from planner.schedules.pipe import Pipe, StageTimes
+from planner.schedules.retime import retime
 from planner.stages import cut
 from tests.models import SEQ
 from tests.parity import DEEP, apart, model, same
@@ -71,10 +73,21 @@ def test_the_measured_order_of_four_schedules() -> None:
     assert rate["zb-v"] <= 1.03 * rate["interleaved"]
     assert rate["interleaved"] <= 1.03 * rate["zb-h2"]
     assert max(seconds(name, 512) for name in MEASURED) <= 1.03 * min(seconds(name, 512) for name in MEASURED)
-    kept = {name: max(schedule(name).stash(rank, 8, m, v) for rank in range(8)) for name, (v, _) in MEASURED.items()}
-    assert kept["1f1b"] <= kept["zb-v"] < kept["interleaved"] < kept["zb-h2"]
-    # What ZB-V needs above 1F1B's: the rank that keeps the most holds the head, too.
-    assert schedule("zb-v").rank_of(15, 8) == 0 != schedule("1f1b").rank_of(7, 8)
+
+
+def test_the_measured_order_of_four_schedules_on_a_whole_model() -> None:
+    """B110 once more, planned and simulated: 6.7B, 32 layers, 8 GPUs, 24 microbatches of 3 x 1024 tokens; throughput within ties of 3 %, memory strictly."""
+    model, rate, memory = hr.load("gpt3-6.7b"), {}, {}
+    for name, (v, _) in MEASURED.items():
+        fix = {"pp": 8, "mbs": 3, "schedule": name, "recompute": "none", **({"vpp": v} if name == "interleaved" else {})}
+        told = hr.plan(model, "1x8xH100-SXM", batch=72, seq=1024, fix=fix, top=1).plans[0].predicted
+        rate[name], memory[name] = 72 / told["step_s"], told["peak_gib"]
+    assert rate["1f1b"] < 0.9 * rate["zb-v"]
+    assert rate["zb-v"] <= 1.03 * rate["interleaved"]
+    assert rate["interleaved"] <= 1.03 * rate["zb-h2"]
+    assert memory["1f1b"] < memory["zb-v"] < memory["interleaved"] < memory["zb-h2"]
+    # 79 GB against 48: more than half again
+    assert 1.4 < memory["zb-h2"] / memory["1f1b"] < 1.8
 
 
 def test_interleaving_against_two_directions() -> None:
@@ -85,7 +98,9 @@ def test_interleaving_against_two_directions() -> None:
 
     found = {"1f1b": ratio("1f1b"), "vpp2": ratio("interleaved", 2), "vpp4": ratio("interleaved", 4), "dualpipe": ratio("dualpipe")}
     assert found == pytest.approx({"1f1b": 0.35, "vpp2": 0.175, "vpp4": 0.0875, "dualpipe": 0.1}, abs=1e-9)
-    assert schedule("dualpipe").copies == 2
+    assert [schedule(name).copies for name in ("1f1b", "interleaved", "dualpipe")] == [1, 1, 2]
+    kept = [max(schedule(name).stash(rank, 8, 24, v) for rank in range(8)) / 8 for name, v in (("1f1b", 1), ("interleaved", 2), ("dualpipe", 1))]
+    assert kept == pytest.approx([1.0, 1 + 7 / (8 * 2), 1 + 1 / 8])
     assert ratio("interleaved", 3) > ratio("dualpipe") > ratio("interleaved", 4)  # above v = 3 interleaving has the smaller bubble
 
 
@@ -114,34 +129,43 @@ def test_a_bigger_microbatch_raises_the_bubble() -> None:
     assert sizes[seconds.index(min(seconds))] == 2
 
 
-@pytest.mark.parametrize("head", [1.0, 1.5])
-def test_chunks_that_make_room_for_the_head(head: float) -> None:
+UNIFORM = [2] * 40
+
+
+@pytest.mark.parametrize(("head", "m"), [(1.0, 16), (1.0, 64), (1.5, 16), (1.5, 64)])
+def test_chunks_that_make_room_for_the_head(head: float, m: int) -> None:
     """B120, github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5391: 80 layers on pp 8, vpp 5, a head as heavy as a layer: the last chunk gets fewer layers.
 
-    With a head of one whole layer 81 layers' work lies in 40 chunks, so that one has 3 whatever is done; above that, equal chunks are worse.
+    With a head of one whole layer the work of 81 layers lies on 8 ranks, so that one has 11 whatever is done; what the layout gains there is that the last
+    chunk, which every microbatch waits for, is no longer the heaviest. Above that, the busiest rank has less to do as well.
     """
-    weights = [0.0, *[1.0] * 80, head]
-    chunks = cut(weights, 40)
-    cost = [sum(weights[a:b]) for a, b in chunks]
-    layers = [sum(w == 1.0 for w in weights[1:81][max(a - 1, 0) : b - 1]) for a, b in chunks]
+    chunks = cut([0.0, *[1.0] * 80, head], 40)
+    layers = [sum(1 <= layer <= 80 for layer in range(a, b)) for a, b in chunks]
     assert (len(chunks), sum(layers)) == (40, 80)
     assert layers[-1] <= 2 - 0.5
-    assert max(cost) == math.ceil(81 / 40)
-    assert max(cost) < 2 + head or head == 1.0
+    busiest = [max(sum(n + head * (i == 39) for i, n in enumerate(of) if i % 8 == rank) for rank in range(8)) for of in (layers, UNIFORM)]
+    assert busiest[0] == math.ceil(81 / 8) == busiest[1] if head == 1.0 else busiest[0] < busiest[1]
+    assert step_of(layers, head, m) < step_of(UNIFORM, head, m)
 
 
-@pytest.mark.parametrize(("m", "least", "most"), [(8, 0.9, 1.2), (64, 0.0, 0.87)])
-def test_pipeline_against_tensor_parallel_in_one_box(m: int, least: float, most: float) -> None:
-    """B123, github.com/NVIDIA/Megatron-LM/issues/258: on 8 A100 pure pipeline was 30 % faster at many microbatches; at 8 half of its time is bubble.
+def step_of(layers: Sequence[int], head: float, m: int) -> float:
+    """Units that a step of interleaved chunks takes, of so many layers each, a layer one unit of F, I and W each."""
+    units = tuple(n + head * (i == len(layers) - 1) for i, n in enumerate(layers))
+    pipe = Pipe(StageTimes(units, units, units, (0.0,) * (len(units) - 1), tuple(i % 8 for i in range(len(units)))), m)
+    return float(retime(pipe, pipe.word(schedule("interleaved-megatron").orders(8, m, len(units) // 8))[None])[0][0])
 
-    Half of the layers here, so that the head weighs more on the last stage: with all 32, 0.74 at 64 microbatches.
-    """
-    gpt = hr.load("gpt3-6.7b", num_layers=16)
+
+def test_pipeline_against_tensor_parallel_in_one_box() -> None:
+    """B123, github.com/NVIDIA/Megatron-LM/issues/258: on 8 A100 pure pipeline was over 30 % faster at many microbatches; at 8 half of its time is bubble."""
+    gpt = hr.load("gpt3-6.7b")
     found = {
-        axis: hr.plan(gpt, "1x8xA100-SXM", batch=4 * m, seq=1024, fix={axis: 8, "mbs": 4, "schedule": "1f1b"}, top=1).plans[0].predicted["step_s"]
+        (axis, m): hr.plan(gpt, "1x8xA100-SXM", batch=4 * m, seq=1024, fix={axis: 8, "mbs": 4, "schedule": "1f1b"}, top=1).plans[0].predicted
         for axis in ("pp", "tp")
+        for m in (8, 64)
     }
-    assert least <= found["pp"] / found["tp"] <= most
+    assert found["tp", 64]["step_s"] > 1.3 * found["pp", 64]["step_s"]
+    assert found["tp", 8]["step_s"] < 1.1 * found["pp", 8]["step_s"]
+    assert found["pp", 8]["bubble"] == pytest.approx(7 / 15, abs=0.03)
 
 
 # ---- deadlock --------------------------------------------------------------------------------------------------------------------------------------------

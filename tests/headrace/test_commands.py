@@ -64,6 +64,19 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert best.cluster == "local"
 
 
+def test_a_pipeline_in_both_directions(capsys: pytest.CaptureFixture[str]) -> None:
+    """DualPipe from plan to run: each rank holds both ends of the pipeline, and the ledger counts them."""
+    found = document(capsys, "plan", *WORKLOAD, "--fix", "pp=2,mbs=1,schedule=dualpipe", "--top", "1", "-o", "both.json")["plans"][0]
+    assert (found["layout"]["vpp"], found["layout"]["num_microbatches"]) == (1, 4)
+    assert [s["ranks"] for s in found["stages"]] == [[0], [1], [1], [0]]
+    told = document(capsys, "simulate", "gpt2-tiny", "local", "--plan", "both.json")
+    whole = sum(p.nbytes for p in hr.load("gpt2-tiny").graph(1, 32, "float32").params)
+    assert [stage["by_class"]["parameter"] for stage in told["memory"]["by_stage"]] == [whole] * 4
+    assert {(row["axis"], row["kind"]) for row in told["comm"]} >= {("copies", "all_reduce"), ("pp", "p2p")}
+    ran = document(capsys, "run", "both.json", "--steps", "2", "--verify")
+    assert max(ran["verified"]["loss_max_rel"], ran["verified"]["grad_max_rel"]) < 1e-5
+
+
 def test_plan_keeps_what_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "plan", *WORKLOAD, "--fix", "tp=2,recompute=full")
     assert {(p["layout"]["tp"], p["layout"]["recompute"]) for p in found["plans"]} == {(2, "full")}

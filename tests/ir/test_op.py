@@ -90,7 +90,7 @@ def test_every_operator_says_its_flops_and_a_split_shares_them() -> None:
 
 def test_causal_attention_is_half_the_work_and_a_split_sequence_as_much_as_its_last_rank() -> None:
     attention = catalogue("attention")
-    sizes = {"b": 1, "s": 64, "z": 64, "g": 2, "r": 3, "d": 8}
+    sizes = {"b": 1, "s": 64, "z": 64, "g": 2, "r": 3, "d": 8, "w": 8}
     full = attention.flops_of(sizes, {"causal": False})
     assert full == 4.0 * 64 * 64 * 6 * 8
     assert attention.flops_of(sizes, {"causal": True}) == full / 2

@@ -142,7 +142,7 @@ def test_gradients_agree_with_differences(case: Case) -> None:
 # ---- two axes --------------------------------------------------------------------------------------------------------------------------------------
 
 MESH = (2, 2)
-WIDE = {"b": 5, "s": 6, "h": 8, "n": 5, "k": 6, "v": 9, "z": 6, "g": 4, "r": 2, "d": 2}
+WIDE = {"b": 5, "s": 6, "h": 8, "n": 5, "k": 6, "v": 9, "z": 6, "g": 4, "r": 2, "d": 2, "w": 3}
 ON_A_MESH = tuple(
     replace(next(c for c in CASES if c.name == name), sizes=WIDE)
     for name in (

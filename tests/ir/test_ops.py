@@ -232,7 +232,7 @@ def test_operators_that_say_so_copy_their_input() -> None:
     copying = [op for op in CATALOGUE.values() if op.copies]
     assert {"add.dx", "bias.dx"} <= {op.name for op in copying}
     for op in copying:
-        x = np.random.default_rng(0).normal(size=(2, 3, 4))
+        x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)[: max(3, len(op.inputs[0].dims))])
         np.testing.assert_array_equal(run(op.name, x), x)
 
 

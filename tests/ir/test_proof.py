@@ -52,6 +52,7 @@ ILL_FORMED = {
     "actor `opt0` fires once a step, its register `x` holds an item each microbatch": changed(PIPE, "opt0", reads=("x",)),
     r"actor `B0` \(clock microbatch\) updates register `w0`": changed(PIPE, "B0", updates=("w0",), reads=("gin0",)),
     "register `stash0` has two writers, `load` and `F0`": changed(PIPE, "load", writes=("x", "stash0")),
+    "register `g0` has two writers, `load` and `B0`; .*only what is added up": changed(PIPE, "load", writes=("x", "g0")),
     "register `spare` has no writer and no initial item": replace(PIPE, registers=(*PIPE.registers, Register("spare", 0, (4,), "float32", 16))),
     "parameter `w0` has 2 credits: its readers would see stale weights": changed(PIPE, "w0", credits=2, initial=2),
     "register `w0` is updated in place and has 2 credits, 1 initial items": changed(PIPE, "w0", credits=2),

@@ -64,7 +64,7 @@ def test_zeros_ones_scalars_and_the_unknown() -> None:
     assert (initial({"init": "ones"}, (4, 2), ((1, 3), (0, 2)), "float32", 0, "g") == np.ones((2, 2))).all()
     assert (initial({"init": "zeros"}, (4,), ((0, 4),), "float32", 0, "c") == 0).all()
     assert initial(NORMAL, (), (), "float64", 0, "t").shape == ()
-    with pytest.raises(GraphError, match="init `glorot` is not known; known are normal, zeros, ones"):
+    with pytest.raises(GraphError, match="init `glorot` is not known; known are normal, uniform, zeros, ones"):
         initial({"init": "glorot"}, (4,), ((0, 4),), "float32", 0, "w")
     with pytest.raises(GraphError, match=r"dropout with p = 1.0"):
         growth(1.0)
@@ -76,3 +76,12 @@ def test_large_parameters_come_in_pieces_that_fit_together() -> None:
     part = initial({"init": "normal", "std": 2.0, "mean": 1.0}, shape, ((600, 700), (256, 513)), "float32", 4, "w")
     assert (whole[600:, 256:] == part).all()
     assert abs(whole.mean() - 1.0) < 0.02
+
+
+def test_uniform_numbers_are_the_same_however_they_are_cut() -> None:
+    init = {"init": "uniform", "bound": 0.25}
+    whole = initial(init, (300, 7), ((0, 300), (0, 7)), "float64", 3, "a")
+    assert (whole[100:200, 1:4] == initial(init, (300, 7), ((100, 200), (1, 4)), "float64", 3, "a")).all()
+    assert -0.25 <= whole.min() < -0.24 < 0.24 < whole.max() <= 0.25
+    assert abs(whole.mean()) < 0.01
+    assert abs(whole.std() - 0.25 / np.sqrt(3)) < 0.005

@@ -80,8 +80,8 @@ def built_in(times: StageTimes, m: int, limits: Limits) -> dict[str, float]:
     p, found = times.num_ranks, {}
     for name, schedule in SCHEDULES.items():
         v = times.num_chunks
-        if schedule.copies != 1:
-            continue  # holds its stages on other ranks as well
+        if schedule.copies != 1 or schedule.pieces != 1:
+            continue  # holds its stages on other ranks as well, or runs parts of microbatches
         if schedule.num_chunks(v if schedule.chunks is None else 1) != v or tuple(schedule.rank_of(s, p) for s in range(times.num_stages)) != times.rank:
             continue
         try:

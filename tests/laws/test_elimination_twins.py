@@ -8,7 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from planner.elimination import FactorGraph, integer_program, linear_program, solve
+from planner.chain import Chain
+from planner.diffusion import diffuse
+from planner.elimination import solve
+from planner.factors import FactorGraph
+from planner.polytope import integer_program, linear_program
 
 
 def random_graph(seed: int) -> FactorGraph:
@@ -63,3 +67,39 @@ def test_linear_program_with_its_fallback_finds_the_optimum_of_the_whole_graph()
         truth, found = brute_force(graph), linear_program(graph)
         assert found.cost == pytest.approx(truth, abs=1e-6)
         assert found.bound <= found.cost
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 16, 29])
+def test_a_chain_is_its_blocks_one_by_one(count: int) -> None:
+    """Least costs and the states on the way; some entries forbidden, some states never better than others."""
+    for seed in range(5):
+        rng = np.random.default_rng(100 * count + seed)
+        n = int(rng.integers(1, 7))
+        block, between = rng.integers(0, 9, (n, n)) + rng.random((n, n)), rng.random(n)
+        block[rng.random((n, n)) < 0.2] = np.inf
+        chain = Chain(block, between, count)
+        slow = block
+        for _ in range(count - 1):
+            slow = np.min(slow[:, :, None] + between[None, :, None] + block[None, :, :], axis=1)
+        assert chain.table == pytest.approx(slow)
+        for a, c in itertools.product(range(n), repeat=2):
+            if np.isfinite(slow[a, c]):
+                way = (a, *chain.between_states(a, c), c)
+                assert len(way) == count + 1
+                total = sum(block[i, j] for i, j in itertools.pairwise(way)) + sum(between[i] for i in way[1:-1])
+                assert total == pytest.approx(slow[a, c])
+
+
+def test_diffused_costs_are_the_same_but_for_a_constant_that_nothing_costs_less_than() -> None:
+    for seed in range(40):
+        graph = random_graph(seed)
+        moved, bound = diffuse(graph)
+        truth = brute_force(graph)
+        if math.isinf(bound):
+            assert math.isinf(truth)
+            continue
+        assert bound <= truth + 1e-9
+        rng = np.random.default_rng(seed)
+        for _ in range(20):
+            states = [int(rng.integers(n)) for n in graph.num_states]
+            assert moved.cost(states) + bound == pytest.approx(graph.cost(states))

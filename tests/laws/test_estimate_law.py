@@ -22,6 +22,7 @@ COSTS = {name: CostModel(load_cluster(name)) for name in ("1x8xH100-SXM", "2x4xH
 LAYOUTS = [
     Layout(8), Layout(1, 4), Layout(1, 1, 4, 4), Layout(2, 2, 2, 2), Layout(2, 1, 4, 4, zero=1), Layout(1, 2, 4, 8, schedule="gpipe", recompute=True),
     Layout(4, 2, 1, 2, zero=3), Layout(2, 1, 1, 4, zero=3), Layout(1, 2, 2, 2, sp=True), Layout(1, 1, 2, 8, schedule="gpipe"),
+    Layout(2, 2, 2, 4, schedule="dualpipe"),
 ]  # fmt: skip
 FAMILIES = {"gpt": gpt(), "llama": llama(), "wide": llama(vocab=6000, hidden=64, head_dim=8)}
 UNCLIPPED = {"max_norm": 0.0}

@@ -12,7 +12,7 @@ from ir.errors import Deadlock
 from ir.machine import Action, Arrival, Machine
 from ir.program import Program
 from ir.proof import sufficient_credits
-from tests.programs import LEAST_STASH, ORDERS, pipeline, random_program, with_credits
+from tests.programs import LEAST_STASH, ORDERS, Builder, pipeline, random_program, with_credits
 from tests.token_game import TokenGame
 
 SEEDS = range(800)
@@ -239,3 +239,32 @@ def test_waits_for_names_all_that_another_queue_must_finish_first():
             game.finish(machine.queues[queue])
             finished.add(issued[queue].pop(0))
         assert machine.done
+
+
+def two_writers(seed: int) -> Program:
+    """Two actors of one queue add to one gradient, each its own share of the microbatches in any order; the optimizer may lack a credit."""
+    rng, m = random.Random(seed), 3
+    b = Builder(m)
+    b.register("w", 0, "step", initial=1)
+    b.register("g", 0, "step")
+    b.register("x", 0, credits=rng.randint(1, 3))
+    b.actor("make", 0, "other" if seed % 2 else "compute", ("w",), ("x",), fire=False)
+    b.actor("one", 0, "compute", ("x",), ("g",), fire=False)
+    b.actor("two", 0, "compute", ("x",), ("g",), fire=False)
+    b.actor("opt", 0, "compute" if seed % 3 else "late", ("g",), (), ("w",), clock="step", fire=False)
+    firings = [(name, i) for name in ("make", "one", "two") for i in range(m)]
+    rng.shuffle(firings)
+    for name, i in [*sorted(firings, key=lambda f: f[1] + rng.random()), ("opt", 0)]:
+        b.fire(name, i)
+    return b.build("two-writers")
+
+
+def test_several_writers_of_a_gradient_are_what_the_token_game_says() -> None:
+    live = 0
+    for seed in range(120):
+        program = two_writers(seed)
+        assert is_live(program) == TokenGame(program, steps=3).play(), f"seed {seed}"
+        if is_live(program):
+            live += 1
+            assert len(perform(Machine(program, steps=3), TokenGame(program, steps=3), seed)) == 3 * 10
+    assert 20 < live < 100

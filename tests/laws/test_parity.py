@@ -1,4 +1,4 @@
-"""Any plan = one device: losses and all gradients of three steps, float64, 1e-10 relative, dropout on. Every combination: `benchmarks/parity.py`."""
+"""Any plan = one device: losses, gradients and states of three steps, float64, 1e-10 relative, dropout on. Every combination: `benchmarks/parity.py`."""
 
 from __future__ import annotations
 

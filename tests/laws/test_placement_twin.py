@@ -16,11 +16,11 @@ from ir.ops import catalogue
 from ir.sbp import NdSbp, S, local_shape
 from ir.units import DTYPE_BYTES
 from planner.autodiff import RECOMPUTED, backward
-from planner.elimination import integer_program, solve
+from planner.elimination import solve
 from planner.placement import Placed, new_tables, price, search
+from planner.polytope import integer_program
 from planner.pricing import Pricing, boxing_price
 from planner.space import Space
-from planner.tables import num_optimizer_states
 from tests.planner.blocks import AlphaBeta, Llama, model
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")
@@ -133,7 +133,7 @@ class Twin:
     def param(self, t: Tensor) -> float:
         place = self.placed.params[t.name]
         n = math.prod(local_shape(t.shape, place.state, self.mesh))
-        k = num_optimizer_states("adamw")
+        k = 2  # AdamW's two moments
         update = self.pricing.compute_s("adamw", t.dtype, 15.0 * n, (2 + k + 1 + k) * n * DTYPE_BYTES[t.dtype] + 4, ())
         uses = len(self.joint.grads[t.name])
         return self.box(t, place.grad, place.state) + update + self.box(t, place.state, place.held) + (uses - 1) * self.copy(t, place.state, 3)

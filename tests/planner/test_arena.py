@@ -27,9 +27,9 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def program_of(want: Layout, family: str) -> Program:
+def program_of(want: Layout, family: str, optimizer: str = "adamw") -> Program:
     model = {"gpt": gpt, "llama": llama}[family]()
-    return lower(model, plan_for(model, want, batch=BATCH, seq=SEQ))
+    return lower(model, plan_for(model, want, batch=BATCH, seq=SEQ, optimizer=optimizer))
 
 
 def uneven(program: Program, seed: int) -> Timeline:
@@ -44,7 +44,7 @@ def uneven(program: Program, seed: int) -> Timeline:
 
 
 def items(program: Program, timeline: Timeline) -> list[tuple[float, float, Register]]:
-    """(opened, closed, register) of every microbatch item in an arena: from the start of the firing that writes it to the end of the last that reads it."""
+    """(opened, closed, register) of every item in an arena: from the start of the firing that writes it to the end of the last that reads it."""
     when = {(s.actor, s.step, s.microbatch): s for s in timeline.spans}
     readers: dict[str, list[Actor]] = defaultdict(list)
     for a in program.actors:
@@ -55,8 +55,8 @@ def items(program: Program, timeline: Timeline) -> list[tuple[float, float, Regi
     for r in program.registers:
         if not r.arena:
             continue
-        assert r.clock == "microbatch"
-        for step, m in itertools.product(timeline.steps, range(program.num_microbatches)):
+        firings = range(program.firings(writer[r.name]))
+        for step, m in itertools.product(timeline.steps, firings):
             spans = [when[a.name, step, m] for a in (writer[r.name], *readers[r.name])]
             out.append((spans[0].start_s, max(s.end_s for s in spans), r))
     return out
@@ -80,6 +80,14 @@ def test_nothing_alive_is_overwritten_whatever_takes_how_long(want: Layout, fami
     assert all(r.offset % ALIGNMENT == 0 for r in program.registers)
     assert_nothing_is_overwritten(program, simulate(program, CostModel(cluster()), steps=2))
     assert_nothing_is_overwritten(program, uneven(program, seed=1))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_what_an_update_hands_on_is_shared_and_not_overwritten(optimizer: str) -> None:
+    program = program_of(Layout(4, 2, zero=1), "llama", optimizer)
+    shared = [r for r in program.registers if r.arena and r.clock == "step"]
+    assert sum(r.nbytes for r in shared if r.rank == 0) > 1.5 * max(r.offset + r.nbytes for r in shared if r.rank == 0)
+    assert_nothing_is_overwritten(program, uneven(program, seed=2))
 
 
 def test_the_twin_finds_what_is_overwritten() -> None:

@@ -101,5 +101,5 @@ def test_the_losses_of_all_microbatches_add_up_to_the_mean() -> None:
 def test_a_graph_that_ends_in_no_scalar_is_refused() -> None:
     graph = forward()
     (logits,) = graph.nodes[-2].inputs[:1]
-    with pytest.raises(GraphError, match=f"the backward starts at one scalar output, not at `{logits}`"):
+    with pytest.raises(GraphError, match=f"the backward starts at one scalar output, or their sum, not at `{logits}`"):
         backward(replace(graph, outputs=(logits,)))

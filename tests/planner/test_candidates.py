@@ -36,7 +36,7 @@ def brute_schedules(pp: int, m: int) -> list[tuple[str, int]]:
     found = [("auto", 1)]
     for name, known in SCHEDULES.items():
         for v in range(1, 5):
-            fits = pp * v <= 4 and known.num_chunks(known.chunks or v) == v and known.copies == 1 and name != "interleaved-megatron"
+            fits = pp * v <= 4 and known.num_chunks(known.chunks or v) == v and known.copies == known.pieces == 1 and name != "interleaved-megatron"
             if fits and not known.refuse(pp, m, v):
                 found.append((name, v))
     return found
@@ -65,12 +65,12 @@ def test_values_are_typed() -> None:
 @pytest.mark.parametrize(
     ("fix", "kind", "sentence"),
     [
-        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, ep, vpp, mbs, schedule, recompute, zero, sp"),
+        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, ep, vpp, mbs, schedule, seq_chunks, recompute, zero, sp"),
         ({"tp": "two"}, InputError, "--fix tp=two: give a whole number"),
         ({"dp": 0}, InputError, "--fix dp=0: give a whole number of 1 or more"),
         ({"zero": -1}, InputError, "--fix zero=-1: give a whole number of 0 or more"),
         ({"sp": "maybe"}, InputError, "--fix sp=maybe: give true or false"),
-        ({"ep": 2}, PlanError, "--fix ep=2: only ep=1 is in the space"),
+        ({"ep": 2}, PlanError, "--fix ep=2: `.*` has no experts to split; leave ep out"),
         ({"vpp": 3, "schedule": "zb-v"}, PlanError, "schedule `zb-v` puts 2 stages on a rank, not 3"),
         ({"schedule": "zb"}, PlanError, "known schedules are gpipe, 1f1b"),
         ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none and full"),

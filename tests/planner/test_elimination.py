@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from ir.errors import PlanError
-from planner import elimination
-from planner.elimination import FactorGraph, integer_program, linear_program, solve
+from planner import blocks as folding
+from planner import reductions
+from planner.elimination import solve
+from planner.factors import FactorGraph
+from planner.polytope import integer_program, linear_program
 
 
 def grid(side: int, states: int, seed: int) -> FactorGraph:
@@ -52,8 +55,8 @@ def test_folded_blocks_cost_what_the_whole_graph_costs_and_need_not_be_equal(equ
 def test_equal_blocks_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, blocks = layers(6, 3, equal=True)
     calls = []
-    inside = elimination._eliminate_inside
-    monkeypatch.setattr(elimination, "_eliminate_inside", lambda *args: calls.append(args) or inside(*args))
+    inside = folding._eliminate_inside
+    monkeypatch.setattr(folding, "_eliminate_inside", lambda *args: calls.append(args) or inside(*args))
     solve(graph, blocks)
     assert len(calls) == 1
 
@@ -62,7 +65,7 @@ def test_a_grid_is_eliminated_within_the_table_limit_and_certified_or_closed_bey
     graph = grid(5, 3, 1)
     within = solve(graph)
     assert within.method == "elimination"
-    monkeypatch.setattr(elimination, "TABLE_LIMIT", 8)
+    monkeypatch.setattr(reductions, "TABLE_LIMIT", 8)
     beyond = solve(graph)
     assert beyond.method in ("lp", "milp")
     assert beyond.exact
@@ -98,7 +101,7 @@ def test_tables_of_the_wrong_shape_are_refused() -> None:
 
 def test_dominance_formed_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = grid(4, 4, 7)
-    monkeypatch.setattr(elimination, "TABLE_LIMIT", 8)
+    monkeypatch.setattr(reductions, "TABLE_LIMIT", 8)
     whole = solve(graph)
-    monkeypatch.setattr(elimination, "CHUNK", 16)
+    monkeypatch.setattr(reductions, "CHUNK", 16)
     assert solve(graph) == whole

@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from ir.errors import PlanError
+from ir.errors import InputError, PlanError
+from ir.op import Rule
 from ir.plan import Plan
-from planner.explain import Explanation, explain, in_words, placements
+from planner.compare import differences
+from planner.explain import Explanation, explain
+from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference, why
+from planner.reshards import reshards
 from planner.search import plan as search
+from planner.signatures import signatures
+from planner.words import placements, rule_in_words
 from simulator.clusters import load_cluster
+from simulator.cost import CostModel
+from simulator.engine import simulate
 from tests.models import SEQ, gpt, llama
 
 MODEL = llama(num_layers=2, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, mlp_hidden=2048)
@@ -35,13 +43,14 @@ def test_the_explanation_is_the_prediction_again(best: Plan, told: Explanation) 
     assert found["step_s"] == pytest.approx(best.predicted["step_s"])
     assert found["breakdown"] == best.predicted["breakdown"]
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(found, sort_keys=True))
-    assert set(found) == {"layout", "step_s", "breakdown", "binds", "peak_gib", "fits", "comm", "placements", "if"}
+    assert set(found) == {"layout", "step_s", "breakdown", "binds", "peak_gib", "fits", "comm", "placements", "parameters", "reshards", "if"}
 
 
 def test_people_read_the_same(best: Plan, told: Explanation) -> None:
     text = str(told)
     assert f"what binds: {told.document['binds']}" in text
-    for words in (*PARTS.values(), "on axis dp:", "split along the batch", "communication a step:", "with links twice as fast:", "with half the latency:"):
+    heads = ("on axis dp:", "batch split", "re-shards of a step", "communication a step:", "with links twice as fast:", "with half the latency:")
+    for words in (*PARTS.values(), *heads):
         assert words in text, words
 
 
@@ -59,10 +68,12 @@ def test_rules_in_words() -> None:
     assert list(ways) == ["tp"]
     assert "h.*.mlp.up" in ways["tp"]["column split"]
     assert "h.*.mlp.down" in ways["tp"]["row split"]
-    assert "h.*.attn.attend" in ways["tp"]["split by heads"]
-    assert {n for names in ways["tp"].values() for n in names} >= {"h.*.ln_1", "lm_head"}
+    assert "h.*.attn.attend" in ways["tp"]["head split"]
+    cut = replace(wide, rules={**wide.rules, "lm_head": (Rule("B"), Rule("split", "n"))})
+    assert placements(graph, cut)["tp"]["vocabulary split"] == ["lm_head"], "the loss calls the head's columns the vocabulary"
+    assert {n for names in ways["tp"].values() for n in names} >= {"h.*.ln_1", "loss"}
     product = graph.node["h.1.mlp.up"]
-    assert in_words(graph, product, wide.rules["h.1.mlp.up"][1]) == "column split"
+    assert rule_in_words(graph, product, wide.rules["h.1.mlp.up"][1]) == "column split"
 
 
 @pytest.mark.parametrize(
@@ -108,3 +119,51 @@ def test_reasons_in_a_ranked_list() -> None:
 def test_a_plan_of_another_model_is_refused(best: Plan) -> None:
     with pytest.raises(PlanError):
         explain(gpt(), CLUSTER, best)
+
+
+def test_reshards_are_the_communication_of_the_step_tensor_by_tensor(best: Plan) -> None:
+    cost = CostModel(CLUSTER)
+    program = lower(MODEL, best, ranks=representatives(best, CLUSTER))
+    rows = reshards(program, cost)
+    timeline = simulate(program, cost, steps=2)
+    for row in timeline.communication(program):
+        mine = [r for r in rows if (r.axis, r.kind) == (row.axis, row.kind)]
+        assert sum(r.count for r in mine) == row.count
+        assert sum(r.count * r.nbytes for r in mine) == row.nbytes
+        assert sum(r.time_s for r in mine) <= row.time_s * (1 + 1e-9), "alone it takes no longer than beside others"
+    assert {r.during for r in rows} >= {"forward", "backward", "once a step"}
+    assert any(r.tensor.startswith("h.*.") for r in rows)
+    assert [r.time_s for r in rows] == sorted((r.time_s for r in rows), reverse=True)
+
+
+def test_every_signature_is_chosen_illegal_or_dearer(best: Plan) -> None:
+    odd = llama(num_layers=2, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, mlp_hidden=2049)
+    plan = search(odd, CLUSTER, batch=8, seq=SEQ, top=1, fix={"dp": 1, "tp": 4, "sp": "false"}).plans[0]
+    rows = {s.signature: s for s in signatures(odd, CLUSTER, plan, "h.*.mlp.up")}
+    assert "n = 2049 does not divide by tp = 4" in rows["split n"].illegal
+    assert "the layout leaves it no room" in rows["split b"].illegal
+    legal = [s for s in rows.values() if not s.illegal]
+    assert min(s.dearer_s for s in legal) == 0.0
+    assert sum(s.chosen for s in rows.values()) == 1
+    weight = {s.signature: s for s in signatures(odd, CLUSTER, plan, "h.0.mlp.up.weight")}
+    assert "dim 1 = 2049 does not divide by tp = 4" in weight["S(1)"].illegal
+    assert weight["S(0)"].name == "h.*.mlp.up.weight"
+    with pytest.raises(InputError, match=r"no operator or parameter `h\.9\.nothing`"):
+        signatures(odd, CLUSTER, plan, "h.9.nothing")
+    text = str(explain(odd, CLUSTER, plan, about="h.*.mlp.up"))
+    assert "h.*.mlp.up on axis tp:" in text
+    assert "dearer, " in text
+
+
+def test_two_plans_tensor_by_tensor(best: Plan) -> None:
+    assert differences(best, best) == ()
+    other = search(MODEL, CLUSTER, batch=8, seq=SEQ, top=1, fix={"dp": 2, "tp": 2, "sp": "false", "h.0.mlp.up": "[tp: B]"}).plans[0]
+    found = explain(MODEL, CLUSTER, best, against=other)
+    rows = {(d["what"], d["name"]): d for d in found.document["against"]["differences"]}
+    assert rows["value", "h.*.mlp.up"]["count"] == 1
+    assert rows["value", "h.*.mlp.up"]["of"] == 2
+    assert rows["value", "h.*.mlp.up"]["theirs"].endswith("tp: B]")
+    assert "against the other plan:" in str(found)
+    assert "(1 of 2)" in str(found)
+    with pytest.raises(PlanError, match="plans are of different models"):
+        explain(MODEL, CLUSTER, best, against=replace(other, model_fingerprint="0"))

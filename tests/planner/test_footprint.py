@@ -8,7 +8,7 @@ from planner.bounds import Bounds
 from planner.candidates import bases
 from planner.evaluate import Evaluator
 from planner.frontends.model import Model
-from planner.single import OPTIMIZERS
+from planner.optimizers import OPTIMIZERS
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from tests.models import SEQ, gpt, llama
@@ -30,3 +30,10 @@ def test_recompute_keeps_less() -> None:
     model, cluster = llama(num_layers=2), load_cluster("1x4xH100-SXM")
     evaluator = Evaluator(Bounds(model, SEQ, "float32", CostModel(cluster)), cluster, 8, OPTIMIZERS["adamw"], {}, 0.95)
     assert sum(evaluator.footprint.saved(True)) < 0.5 * sum(evaluator.footprint.saved(False))
+
+
+def test_two_copies_need_the_room_of_two_stages() -> None:
+    model, cluster = gpt(num_layers=2), load_cluster("1x2xH100-SXM")
+    evaluator = Evaluator(Bounds(model, SEQ, "float32", CostModel(cluster)), cluster, 8, OPTIMIZERS["adamw"], {}, 0.95)
+    (twice, *_), (once, *_) = (list(bases({"schedule": name, "pp": 2, "mbs": 1}, 2, 8, model.graph(1, SEQ, "float32"))) for name in ("dualpipe", "1f1b"))
+    assert 1.3 * evaluator.footprint.least_bytes(once) < evaluator.footprint.least_bytes(twice) <= evaluator.evaluate(twice).memory.peak_bytes

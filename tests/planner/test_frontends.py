@@ -32,7 +32,13 @@ PUBLISHED = {
     "qwen2-0.5b": 494_032_768, "qwen2-1.5b": 1_543_714_304, "qwen2-7b": 7_615_616_512, "qwen2-72b": 72_706_203_648,
     "qwen2.5-3b": 3_085_938_688, "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352,
     "qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200,
-    "qwen3-32b": 32_762_123_264,
+    "qwen3-32b": 32_762_123_264, "gpt-neox-20b": 20_554_567_680, "pythia-1.4b": 1_414_647_808, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952,
+    "phi-1.5": 1_418_270_720, "phi-2": 2_779_683_840, "phi-3-mini": 3_821_079_552, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
+    "gemma-2-27b": 27_227_128_320, "gemma-3-1b": 999_885_952, "mixtral-8x7b": 46_702_792_704, "mixtral-8x22b": 140_620_634_112,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
+    "deepseek-v2-lite": 15_706_484_224, "deepseek-v2": 235_741_434_880, "deepseek-v3[extra_predictions=0]": 671_026_419_200, "bert-base": 109_514_298,
+    "bert-large": 335_174_458, "vit-b-16": 86_567_656, "vit-l-16": 304_326_632, "vit-h-14": 632_045_800, "t5-small": 60_506_624, "t5-base": 222_903_552,
+    "t5-large": 737_668_096, "t5-3b": 2_851_598_336, "t5-11b": 11_307_321_344,
 }  # fmt: skip
 
 
@@ -67,9 +73,9 @@ def test_megatron_formula_gives_the_count_of_gpt_1t() -> None:
 @pytest.mark.parametrize("name", zoo_names())
 def test_every_zoo_model_builds_and_says_where_it_comes_from(name: str) -> None:
     model = load(name, num_layers=2)
-    graph = model.graph(batch=2, seq=8, dtype="bf16")
+    graph = model.graph(batch=2, seq=model.max_seq if model.config.image else 8, dtype="bf16")
     assert graph.num_params == model.num_params
-    assert graph.num_layers == 4
+    assert graph.num_layers == model.num_layers + 2
     assert graph.outputs == ("loss",)
     assert graph.tensors["loss"].shape == ()
     assert model.source
@@ -176,9 +182,9 @@ def test_rope_parameters_in_every_spelling(tmp_path: Path, spelling: dict[str, A
 
 
 def test_theta_can_be_overridden_in_both_spellings(tmp_path: Path) -> None:
-    assert load("llama-3-8b", theta=1e4).config.rope.theta == 1e4  # type: ignore[union-attr]
+    assert load("llama-3-8b", theta=1e4).config.attention.rope.theta == 1e4  # type: ignore[union-attr]
     path = write(tmp_path, LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 5e4})
-    assert load(path, theta=1e4).config.rope.theta == 1e4  # type: ignore[union-attr]
+    assert load(path, theta=1e4).config.attention.rope.theta == 1e4  # type: ignore[union-attr]
 
 
 def test_forward_flops_are_two_for_each_weight_and_token() -> None:
@@ -213,12 +219,12 @@ def test_inverse_layer_scaling_and_own_inner_size(tmp_path: Path) -> None:
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     old_llama = load(write(tmp_path, LLAMA, num_key_value_heads=..., rms_norm_eps=...)).config
-    assert (old_llama.num_kv_heads, old_llama.norm_eps, old_llama.tied) == (4, 1e-6, False)
-    assert load(write(tmp_path, LLAMA, num_key_value_heads=None)).config.num_kv_heads == 4
+    assert (old_llama.attention.num_kv_heads, old_llama.blocks[0].norm.eps, old_llama.tied) == (4, 1e-6, False)
+    assert load(write(tmp_path, LLAMA, num_key_value_heads=None)).config.attention.num_kv_heads == 4
     gpt2 = load(write(tmp_path, GPT2)).config
-    assert (gpt2.mlp_hidden, gpt2.tied, gpt2.residual_dropout, gpt2.activation) == (96, True, 0.1, "gelu_tanh")
+    assert (gpt2.mlp.hidden, gpt2.tied, gpt2.blocks[0].dropout, gpt2.mlp.activation) == (96, True, 0.1, "gelu_tanh")
     qwen3 = load(write(tmp_path, LLAMA, model_type="qwen3")).config
-    assert qwen3.head_dim == 128
+    assert qwen3.attention.head_dim == 128
 
 
 def test_a_folder_gives_its_name(tmp_path: Path) -> None:
@@ -250,15 +256,13 @@ def test_names_sources_and_paths_do_not_change_the_fingerprint(tmp_path: Path) -
     ],
 )
 def test_windows(tmp_path: Path, family: str, changes: dict[str, Any], window: int) -> None:
-    assert load(write(tmp_path, LLAMA, model_type=family, **changes)).config.window == window
+    assert load(write(tmp_path, LLAMA, model_type=family, **changes)).config.blocks[-1].attention.window == window
 
 
-def test_a_window_matters_only_beyond_its_length() -> None:
+def test_layers_with_a_window_stand_between_others() -> None:
     model = load("mistral-7b", num_layers=1)
-    assert model.max_seq == 4096
-    model.graph(1, 4096, "bf16")
-    with pytest.raises(GraphError, match=r"seq is 4097, but `mistral-7b\[num_layers=1\]` looks back over a sliding window of 4096 tokens"):
-        model.graph(1, 4097, "bf16")
+    assert model.max_seq == 32768
+    assert model.graph(1, 8192, "bf16").node["h.0.attn.attend"].attrs["window"] == 4096
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------------------------------------------
@@ -321,7 +325,7 @@ def test_folder_without_config(tmp_path: Path) -> None:
     ("config", "changes", "says"),
     [
         (LLAMA, {"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "headrace never runs code from a config"),
-        (LLAMA, {"model_type": "lama"}, "model_type 'lama' is not known; known are gpt2, llama, mistral, qwen2, qwen3; did you mean llama"),
+        (LLAMA, {"model_type": "lama"}, "model_type 'lama' is not known; known are gpt2, llama, mistral, .*; did you mean llama"),
         (LLAMA, {"model_type": "mamba"}, "known are gpt2, llama"),
         (LLAMA, {"model_type": 7}, "model_type 7 is not known"),
         (LLAMA, {"hidden_size": ...}, "the size `hidden_size` is missing"),
@@ -339,14 +343,14 @@ def test_folder_without_config(tmp_path: Path) -> None:
         (LLAMA, {"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a number above 0"),
         (LLAMA, {"rms_norm_eps": "1e-5"}, "rms_norm_eps is '1e-5'"),
         (LLAMA, {"rope_theta": math.inf}, "rope_theta is inf"),
-        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE scaling of type 'yarn' is not built"),
+        (LLAMA, {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "RoPE scaling of type 'longrope' is not built"),
         (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE scaling of type 'dynamic'"),
         (LLAMA, {"rope_scaling": {"type": "linear"}}, "the scaling of RoPE lacks `factor`"),
         (LLAMA, {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "must be below"),
         (LLAMA, {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "alike for all layers"),
         (LLAMA, {"rope_scaling": "linear"}, "the RoPE parameters are 'linear'"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', an activation that headrace does not know; known are gelu"),
+        (LLAMA, {"hidden_act": "mish"}, "hidden_act is 'mish', an activation that headrace does not know; known are gelu"),
         (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         (LLAMA, {"attention_dropout": 1.0}, "attention_dropout is 1.0; it must be a probability"),
         (LLAMA, {"layer_types": ["full_attention", "linear_attention"]}, "`layer_types` has 'linear_attention'"),
@@ -395,3 +399,83 @@ def test_graphs_and_fingerprints_do_not_depend_on_the_hash_seed() -> None:
     root = Path(__file__).parents[2]
     said = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": n}, cwd=root, capture_output=True, check=True).stdout for n in ("0", "1")}
     assert len(said) == 1
+
+
+# ---- families ----------------------------------------------------------------------------------------------------------------------------------------
+
+
+def crossing(graph: Graph, cut: int) -> set[str]:
+    """Values that are made before a layer and read in it or later."""
+    return {t for n in graph.nodes if n.layer >= cut for t in n.inputs if (p := graph.producer(t)) and p.layer < cut}
+
+
+def test_a_cut_of_an_encoder_and_decoder_is_crossed_by_the_stream_and_what_is_carried() -> None:
+    graph = load("t5-small").graph(2, 16, "fp32")
+    assert [len(crossing(graph, cut)) for cut in range(1, graph.num_layers)] == [1] * 6 + [1] + [2] * 5 + [1]
+    assert {graph.node[f"h.{i}.cross.k"].inputs[0] for i in range(3)} == {"enc.drop", "h.0.memory", "h.1.memory"}
+    assert graph.node["h.0.attn.attend"].inputs[3] == "relative.weight"
+    assert graph.node["enc.h.0.attn.attend"].attrs["causal"] is False
+
+
+def test_extra_predictions_read_the_next_tokens_and_add_to_the_loss() -> None:
+    graph = load("deepseek-tiny", extra_predictions=2).graph(2, 16, "fp32")
+    assert [t.name for t in graph.inputs] == ["ids", "labels", "labels2", "labels3"]
+    assert (graph.node["mtp.0.wte"].inputs[0], graph.node["mtp.1.wte"].inputs[0]) == ("labels", "labels2")
+    assert (graph.node["mtp.0.loss.sums"].inputs[1], graph.node["mtp.1.loss.sums"].inputs[1]) == ("labels2", "labels3")
+    assert graph.node["mtp.1.loss.weighed"].attrs == {"factor": 0.15}
+    assert [len(crossing(graph, cut)) for cut in (4, 5, 6, 7)] == [1, 1, 2, 3]
+
+
+def test_slots_of_experts_follow_the_capacity() -> None:
+    for capacity, slots in ((1.0, 16), (1.5, 24), (4.0, 64), (100.0, 64)):
+        graph = load("mixtral-tiny", capacity=capacity).graph(2, 64, "fp32")
+        assert shape(graph, "h.0.mlp.dispatch") == (8, 2, slots, 128)
+
+
+def test_layers_differ_where_the_config_says_so() -> None:
+    gemma = load("gemma-3-1b", num_layers=6).graph(1, 8, "fp32")
+    assert ["window" in gemma.node[f"h.{i}.attn.attend"].attrs for i in range(6)] == [True] * 5 + [False]
+    assert [gemma.node[f"h.{i}.attn.q.rope"].attrs["theta"] for i in (4, 5)] == [1e4, 1e6]
+    deepseek = load("deepseek-v3", num_layers=5).graph(1, 8, "fp32")
+    assert ["h.2.mlp.router" in deepseek.node, "h.3.mlp.router" in deepseek.node] == [False, True]
+    assert deepseek.node["h.0.attn.q.rope"].attrs["last"] is True
+
+
+def test_an_image_has_the_sequence_of_its_patches() -> None:
+    model = load("vit-b-16", num_layers=1)
+    assert model.max_seq == 197
+    assert shape(model.graph(2, 197, "fp32"), "lm_head") == (2, 1, 1000)
+    with pytest.raises(GraphError, match="seq is 196, but .* reads images of 196 patches behind a class token: its seq is 197"):
+        model.graph(2, 196, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("mixtral-8x7b", {"top_k": 9}, "top_k is 9; it must be a whole number from 1 to 8"),
+        ("mixtral-8x7b", {"capacity": 0}, "capacity is 0; it must be a number above 0"),
+        ("deepseek-v3", {"num_experts": 250}, "250 experts in 8 groups, 4 of them open: groups must divide the experts"),
+        ("deepseek-v3", {"num_experts": 8}, "4 groups of 1 experts have fewer than the 8"),
+        ("gpt2", {"capacity": 2}, "`capacity` cannot be overridden"),
+        ("vit-b-16", {"patch_size": 15}, "image_size = 224 is not a multiple of patch_size = 15"),
+        ("t5-small", {"activation": "gated-gated-relu"}, "feed_forward_proj is 'gated-gated-relu'"),
+    ],
+)
+def test_overrides_that_are_refused(name: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "says"),
+    [
+        ({"model_type": "mixtral"}, {"output_router_logits": True}, "`output_router_logits` is set; headrace does not add the router's balancing loss"),
+        ({"model_type": "falcon"}, {"alibi": True}, "`alibi` is set; headrace builds falcon with rotary positions only"),
+        ({"model_type": "phi"}, {"qk_layernorm": True}, "`qk_layernorm` is set"),
+        ({"model_type": "bert"}, {"is_decoder": True}, "`is_decoder` is set; headrace builds bert as an encoder only"),
+        ({"model_type": "deepseek_v2", "num_experts_per_tok": 2}, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; headrace builds greedy"),
+    ],
+)
+def test_families_say_what_they_do_not_build(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load(write(tmp_path, {**LLAMA, **config}, **changes))

@@ -15,7 +15,8 @@ from ir.op import ALL_B, Rule
 from ir.ops import catalogue
 from ir.program import Program
 from planner.lower import local_sizes, lower, representatives
-from planner.single import OPTIMIZERS, single_device
+from planner.optimizers import OPTIMIZERS
+from planner.single import single_device
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.plans import Layout, cluster, layouts, pairwise, plan_for, stages_of
 

@@ -25,7 +25,7 @@ def found(**fix: Any) -> Plan:
     return plan(MODEL, CLUSTER, batch=16, seq=64, fix=fix, top=1).plans[0]
 
 
-@pytest.mark.parametrize(("name", "pp", "m", "v"), [("zb-h1", 4, 8, 1), ("zb-v", 2, 4, 2), ("1f1b", 4, 4, 1)])
+@pytest.mark.parametrize(("name", "pp", "m", "v"), [("zb-h1", 4, 8, 1), ("zb-v", 2, 4, 2), ("1f1b", 4, 4, 1), ("dualpipe", 4, 8, 1)])
 def test_a_table_gives_the_program_of_the_schedule_that_it_lists(tmp_path: Path, name: str, pp: int, m: int, v: int) -> None:
     path = tmp_path / "orders.csv"
     path.write_text(write(schedule(name).orders(pp, m, v)))

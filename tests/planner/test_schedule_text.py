@@ -21,12 +21,12 @@ CASES = [(s.name, p, m) for s in SCHEDULES.values() for p, m in ((1, 2), (2, 4),
 def test_every_schedule_is_proved_and_reads_back_as_text(name: str, p: int, m: int) -> None:
     s = schedule(name)
     orders = s.orders(p, m)
-    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m, copies=s.copies)
-    table = with_messages(orders, s.copies)
+    assert read(write(orders)) == orders == check_orders(orders, lambda stage: s.rank_of(stage, p), m * s.pieces, copies=s.copies, pieces=s.pieces)
+    table = with_messages(orders, s.copies, s.pieces)
     assert read(write(table)) == table
     assert passes(table) == orders
     for sends in SENDS:
-        assert check_orders(table, None, m, sends, s.copies) == orders
+        assert check_orders(table, None, m * s.pieces, sends, s.copies, s.pieces) == orders
 
 
 def test_what_pytorch_writes_is_read_and_its_pairs_are_two_passes() -> None:
@@ -38,7 +38,7 @@ def test_what_pytorch_writes_is_read_and_its_pairs_are_two_passes() -> None:
 
 
 def test_a_users_table_is_a_schedule_for_its_size() -> None:
-    mine = own_schedule("mine", write(schedule("v-half").orders(4, 8)))
+    mine = own_schedule("mine", schedule("v-half").orders(4, 8))
     assert mine.orders(4, 8) == schedule("v-half").orders(4, 8)
     assert (mine.num_chunks(), mine.splits, [mine.rank_of(s, 4) for s in range(8)]) == (2, True, [0, 1, 2, 3, 3, 2, 1, 0])
     assert [mine.stash(r, 4, 8) for r in range(4)] == [mine.memory(r, 4, 8, 2) for r in range(4)] == [3.0] * 4
@@ -47,9 +47,9 @@ def test_a_users_table_is_a_schedule_for_its_size() -> None:
             mine.orders(p, m)
     for text, wrong in (("0UNSHARD", "the table runs nothing"), ("0F0,1F0,3F0,3B0,1B0,0B0\n2F0,2B0", "gives the ranks 0: 3, 1: 1 stages")):
         with pytest.raises(HeadraceError, match=wrong):
-            own_schedule("mine", text)
+            own_schedule("mine", read(text))
     with pytest.raises(Deadlock, match="would stand still"):
-        own_schedule("mine", "0F0,0B0\n1B0,1F0")
+        own_schedule("mine", read("0F0,0B0\n1B0,1F0"))
 
 
 # ---- forty ways to spoil an order ----------------------------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from planner.candidates import candidates
 from planner.check import check_plan
 from planner.evaluate import Evaluator
 from planner.lower import lower, representatives
+from planner.optimizers import OPTIMIZERS
 from planner.search import PATIENCE, Result, evaluate_fixed, plan
-from planner.single import OPTIMIZERS
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate

@@ -38,7 +38,7 @@ def test_the_layout_reads_back_what_was_asked_for(want: Layout) -> None:
     plan = planned(want)
     graph = MODEL.graph(plan.microbatch, SEQ, "float64")
     assert layout(graph, plan) == {
-        "dp": want.dp, "tp": want.tp, "pp": want.pp, "cp": 1, "ep": 1, "vpp": 1, "mbs": BATCH // want.dp // want.num_microbatches,
+        "dp": want.dp, "tp": want.tp, "pp": want.pp, "cp": 1, "ep": 1, "vpp": 1, "seq_chunks": 1, "mbs": BATCH // want.dp // want.num_microbatches,
         "num_microbatches": want.num_microbatches, "schedule": want.schedule, "recompute": "full" if want.recompute else "none", "zero": want.zero or 0,
         "sp": bool(want.sp),
     }  # fmt: skip

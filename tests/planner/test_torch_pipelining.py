@@ -31,7 +31,7 @@ FILES = {f"{name}.{what}": form for name in NAMES for what, form in FORMS.items(
 def put(folder: Path) -> None:
     """Writes every schedule in both forms. PyTorch divides the sums of gradients by the number of microbatches where it is told to reduce them."""
     for name in NAMES:
-        orders = SCHEDULES[name].orders(NUM_RANKS, NUM_MICROBATCHES)
+        orders = SCHEDULES[name].orders(NUM_RANKS, NUM_MICROBATCHES // SCHEDULES[name].pieces)
         (folder / f"{name}.passes.csv").write_text(write(orders), "utf-8")
         rows = [
             (*row, *(Message(s, "REDUCE_GRAD", -1) for s in sorted({slot.stage for slot in order})))

@@ -76,7 +76,7 @@ def test_every_gpu_has_sources(name: str) -> None:
 def test_machines_have_sources_and_known_gpus() -> None:
     for name in machine_names():
         assert bundled("nodes")["nodes"][name]["source"]
-        assert load_cluster(f"2x{name}").num_devices == 16
+        assert load_cluster(f"2x{name}").num_devices == 2 * bundled("nodes")["nodes"][name]["gpus_per_node"]
     assert all(nic["source"] for nic in bundled("links")["nics"].values())
 
 

