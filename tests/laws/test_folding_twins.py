@@ -14,8 +14,8 @@ from planner.folding import Layers
 from planner.foretell import foretell
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
+from planner.optimizers import OPTIMIZERS
 from planner.pipeline_costs import sizes
-from planner.single import OPTIMIZERS
 from planner.stages import cut_for_ranks
 from planner.summary import metrics
 from simulator.clusters import load_cluster

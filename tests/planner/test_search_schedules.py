@@ -11,8 +11,8 @@ from planner.candidates import candidates
 from planner.check import check_plan
 from planner.evaluate import Evaluated, Evaluator
 from planner.lower import lower
+from planner.optimizers import OPTIMIZERS
 from planner.search import Result, _evaluator, plan
-from planner.single import OPTIMIZERS
 from simulator.clusters import load_cluster
 from tests.models import llama
 
