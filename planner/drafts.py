@@ -20,6 +20,7 @@ from planner.orders import STAND_IN, kept, schedule_of
 from planner.pipeline_costs import Pipeline
 from planner.placement import Placed, new_tables, search
 from planner.pricing import MeshPricing
+from planner.schedules import Orders, Slot
 from planner.space import Space
 from planner.stage_costs import Folded, StageCost, fold_stages, lengthened, stage_costs
 from planner.tables import Tables
@@ -75,14 +76,12 @@ class Drafts:
         size = c.dp * c.tp
         return tuple(range(site * size, (site + 1) * size))
 
-    def _plan(
-        self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...], schedule: str, rows: tuple[str, ...]
-    ) -> Plan:  # fmt: skip
+    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...]) -> Plan:
         model, mesh = self.bounds.model, self.mesh(c)
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
-            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, schedule, num_microbatches, recompute, placed.rules, placed.hubs,
-            placed.params, placed.reboxed, links=placed.links, orders=rows,
+            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
+            placed.params, placed.reboxed, links=placed.links,
         )  # fmt: skip
 
     # ---- stages ------------------------------------------------------------------------------------------------------------------------------------
@@ -140,21 +139,19 @@ class Drafts:
         num_microbatches = min(MICROBATCHES, c.num_microbatches)
         rows = _serial([s.ranks for s in stages], num_microbatches, splits)
         recompute = block_layers(graph) if c.recompute == "full" else ()
-        plan = self._plan(c, placed, stages, num_microbatches, recompute, "table", rows)
-        return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites])
+        plan = self._plan(c, placed, stages, num_microbatches, recompute)
+        return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
 
 
 def _decides(placed: Placed) -> tuple[Any, ...]:
     return placed.rules, placed.hubs, placed.params, placed.reboxed
 
 
-def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> tuple[str, ...]:
+def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> Orders:
     """What each rank runs where every microbatch goes all the way down and up before the next one starts."""
     rows = []
     for site in dict.fromkeys(sites):
         mine = [i for i, ranks in enumerate(sites) if ranks == site]
-        back = "{0}I{1} {0}W{1}" if splits else "{0}B{1}"
-        rows.append(
-            " ".join(f"{s}F{m}" if way else back.format(s, m) for m in range(num_microbatches) for way in (1, 0) for s in (mine if way else mine[::-1]))
-        )
+        passes = [*((s, "F") for s in mine), *((s, kind) for s in reversed(mine) for kind in ("IW" if splits else "B"))]
+        rows.append(tuple(Slot(s, kind, m) for m in range(num_microbatches) for s, kind in passes))
     return tuple(rows)

@@ -26,7 +26,7 @@ from planner.orders import OWN, STAND_IN, kept, rows_of, schedule_of
 from planner.pieces import balanced
 from planner.pipeline_costs import Pipeline
 from planner.placement import search
-from planner.schedules import Orders, schedule
+from planner.schedules import Orders
 from planner.schedules.auto import Effort, Limits, search_orders
 from planner.schedules.slot import Slot
 from planner.space import Space, layout_space, no_batch
@@ -110,14 +110,15 @@ class Evaluator:
 
     def evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
-        if c.pieces or (c.schedule not in OWN and schedule(c.schedule).copies * schedule(c.schedule).pieces > 1):
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows, c.pieces)
+        if c.pieces or chosen.copies * chosen.pieces > 1:
             return self._whole_at(c, price)
         if c.schedule in OWN:
             pipeline = self.drafts.pipeline(c, price, splits=True)
             rows = self.bounds.rows or rows_of(self._auto(pipeline))
             step = pipeline.step(c.schedule, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
             return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows)
-        step = self.drafts.pipeline(c, price, schedule(c.schedule).splits).step(c.schedule)
+        step = self.drafts.pipeline(c, price, chosen.splits).step(c.schedule)
         return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory)
 
     def _whole_at(self, c: Candidate, price: float) -> Evaluated:

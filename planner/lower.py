@@ -25,11 +25,11 @@ from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.orders import firings, in_its_copy, orders_of, splits
+from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
-from planner.schedules import Slot
+from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
 from planner.stack import stack
 
@@ -58,12 +58,12 @@ def joint_graph(graph: Graph, plan: Plan) -> Joint:
     return backward(scale_loss(unroll(graph, plan), plan.num_microbatches), unrolled_layers(plan, plan.recompute))
 
 
-def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
-    """What `lower` gives, without proofs."""
-    orders, k = orders_of(plan), max(1, len(plan.pieces))
+def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
+    """What `lower` gives, without proofs; under other `orders` than the plan's where these are given."""
+    orders, k = orders or orders_of(plan), max(1, len(plan.pieces))
     line, *slots = unrolled_slots(tuple(in_its_copy(row, plan) for row in (one_line(orders, k), *orders)), k)
     moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
-    chained = len(plan.sites) == len(plan.stages) and k == 1 and not splits(plan)
+    chained = len(plan.sites) == len(plan.stages) and k == 1 and not any(slot.kind in "IW" for row in orders for slot in row)
     cuts = tuple(sorted({s.first for s in plan.stages}))
     plan = unrolled_plan(plan.squeezed(), joint.graph)
     sites = tuple(map(elide_copies, place(joint, plan)))
