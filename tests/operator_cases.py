@@ -64,7 +64,7 @@ CASES: tuple[Case, ...] = tuple(
         _uneven(_with_grads("attention_sinks", "dsinks", {"causal": True, "window": 3})),
         _uneven(_with_grads("attention_masked", "grad", {"causal": False}, integers={"mask": "d"})),
         _uneven(_with_grads("attention_relative", "grad", {"causal": False, "max_distance": 6})),
-        _uneven(_with_grads("attention_relative", "grad", {"causal": True, "max_distance": 6, "scale": 1.0})),
+        _uneven(_both("attention_relative", {"causal": True, "max_distance": 6, "scale": 1.0})),
         _with_grads("rope", "dx", LLAMA3), _with_grads("rope", "dx", {"theta": 10.0}),
         _uneven(_with_grads("rope", "dx", {**YARN, "turned": 4, "last": True, "interleaved": True, "amplitude": 1.3}, of={"d": 6})),
         _with_grads("embedding", "dtable", integers=IDS), _with_grads("positions", "dtable"),
