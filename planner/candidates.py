@@ -171,7 +171,7 @@ def legal_ep(graph: Graph, dp: int) -> tuple[int, ...]:
 
 
 def splits_experts(ep: int, axis: int, tp: int) -> bool | None:
-    """Whether experts in `ep` parts, `axis` of them on the axis of their own, are split over the `tp` tensor-parallel ranks as well; None: no way gives `ep`."""
+    """Whether experts in `ep` parts, `axis` of them on their own axis, are split over the `tp` tensor-parallel ranks as well; None: no way gives `ep`."""
     return False if ep == axis else True if ep == axis * tp else None
 
 

@@ -24,7 +24,8 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
     dp = size.get("dp", 1) * size.get("ep", 1)
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": expert_parts(graph, plan), "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": expert_parts(graph, plan),
+        "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
         "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
     }  # fmt: skip
