@@ -241,6 +241,16 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
                             yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
 
 
+def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> str:
+    """Behind the sentence that no point is legal: what the schedule that was fixed says of the first point that there would be without it."""
+    name = fix.get("schedule", "")
+    first = next(candidates({k: v for k, v in fix.items() if k not in ("schedule", "seq_chunks")}, num_devices, batch, graph), None)
+    if first is None or name in ("", *OWN):
+        return ""
+    refused = schedule(name).refuse(first.pp, first.num_microbatches, schedule(name).num_chunks(fix.get("vpp", 1)))
+    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}" if refused else ""
+
+
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:
     """How many pieces are tried; 0 for whole sequences."""
     if "seq_chunks" in fix:
