@@ -28,7 +28,7 @@ from simulator.engine import simulate  # noqa: E402
 from simulator.memory import ledger  # noqa: E402
 from tests.plans import Layout, plan_for  # noqa: E402
 
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+LENGTHS = (1024, 4096, 8192, 16384, 32768, 131072)
 PIECES = (2, 4, 8)
 COST = CostModel(load_cluster("1x8xH100-SXM"))
 

@@ -48,7 +48,7 @@ GEMM_SHAPES = (
 )  # fmt: skip
 """Square, wide, tall and deep products of the sizes that shards of small models have, and two batches of an attention."""
 
-NOT_TIMED = ("fill", *(name for name in CATALOGUE if name.startswith("attention_")))
+NOT_TIMED = ("fill", *(name for name, op in CATALOGUE.items() if op.copies or name.startswith(("attention_", "patches", "prepend", "pick"))))
 """Operators without an element to divide by."""
 
 MIN_CPU_SHARE = 0.9

@@ -289,6 +289,15 @@ def _validate(p: Parser) -> None:
     p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
 
 
+def _profile(p: Parser) -> None:
+    p.add_argument("action", choices=("import", "doctor"), help="`import` writes a cluster, `doctor` says what is odd about the figures")
+    p.add_argument("files", metavar="FILE", nargs="+", help="output of nccl-tests, `nvidia-smi topo -m`, p2pBandwidthLatencyTest, or NCCL's topology XML")
+    p.add_argument("--gpu", metavar="NAME", help="the GPU, where no file names it")
+    p.add_argument("--nodes", type=count, metavar="N", help="nodes of the cluster (default: as many as the files say, or 1)")
+    p.add_argument("--nic", metavar="NIC", help="NICs of a node, as after the @ of a cluster: ib400x8")
+    p.add_argument("-o", "--output", metavar="FILE", help="write the cluster")
+
+
 def _nothing(p: Parser) -> None:
     pass
 
@@ -319,6 +328,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
     "measure": ("measure this machine, which `local` then stands for", "headrace measure -o cluster.json", _measure),
     "calibrate": ("correct a cluster by what was measured on it", "headrace calibrate 1x8xH100-SXM --plan plan.json --step-s 0.42 -o cluster.json", _calibrate),
     "validate": ("compare predictions with measured runs", "headrace validate runs.csv --json", _validate),
+    "profile": ("make a cluster of what other tools measured", "headrace profile import topo.txt all_reduce.txt -o cluster.json", _profile),
     "models": ("list the models that are known by name", "headrace models", _nothing),
     "clusters": ("list the devices and machines that are known by name", "headrace clusters", _nothing),
     "ui": ("open the page in a browser", "headrace ui --port 8501 --headless", _ui),

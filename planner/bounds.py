@@ -9,6 +9,7 @@ from typing import Any
 from ir.graph import Graph
 from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
+from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
 from planner.frontends.model import Model
 from planner.orders import OWN, is_plain
@@ -68,10 +69,22 @@ class Bounds:
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
         nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype]
         tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        gradients = sum(p.num_elements for p in graph.trained) / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
+        of_experts = sum(graph.tensors[n.inputs[1]].num_elements for n in graph.nodes if n.op in EXPERT_PRODUCTS)
+        spread = sum(p.num_elements for p in graph.trained) - of_experts * (1.0 - 1.0 / c.ep)
+        gradients = spread / (c.tp * c.pp) * max(4, DTYPE_BYTES[self.dtype])
         reduce_s = self.cost.collective_s("all_reduce", gradients, tuple(range(0, c.dp * c.tp, c.tp))) if c.dp > 1 else 0.0
         passes = c.num_microbatches + c.pp - 1
+        tensor_s += self._experts_s(c)
         return self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes + 0.5 * reduce_s + (1e-9 if c.schedule == "gpipe" else 0.0)
+
+    def _experts_s(self, c: Candidate) -> float:
+        """Seconds in which a microbatch's tokens go to their experts and back, in both directions."""
+        if c.ep == 1:
+            return 0.0
+        graph = self.graph(1)
+        ranks = tuple(range(0, c.ep * c.tp, c.tp))
+        tokens = [c.mbs * graph.tensors[n.outputs[0]].nbytes / c.tp for n in graph.nodes if n.op == "dispatch"]
+        return 4 * sum(self.cost.collective_s("all_to_all", nbytes, ranks) for nbytes in tokens)
 
 
 def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False) -> list[float]:

@@ -38,7 +38,8 @@ NOT_YET = {"cp": 1}
 class Candidate:
     """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank, `pieces` how many a sequence is cut into (0: whole).
 
-    The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`.
+    The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`. Where they are to be in more parts, the tensor-
+    parallel ranks split them too.
     """
 
     dp: int
@@ -74,10 +75,11 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
+    axes = MESH_AXES if any(n.op in EXPERT_PRODUCTS for n in graph.nodes) else tuple(axis for axis in MESH_AXES if axis != "ep")
     for key, value in fix.items():
         if is_hint(value):
             out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
-            check_hint(out[key], graph, MESH_AXES)
+            check_hint(out[key], graph, axes)
             continue
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
@@ -168,26 +170,42 @@ def legal_ep(graph: Graph, dp: int) -> tuple[int, ...]:
     return tuple(_divisors(math.gcd(dp, *experts))) if experts else (1,)
 
 
+def splits_experts(ep: int, axis: int, tp: int) -> bool | None:
+    """Whether experts in `ep` parts, `axis` of them on an axis of their own, are split over the `tp` tensor-parallel ranks as well; None: no way gives `ep`."""
+    return False if ep == axis else True if ep == axis * tp else None
+
+
 def _check_ep(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
     ep = fix.get("ep", 1)
-    most = fix.get("dp", num_devices // math.prod(fix.get(k, 1) for k in ("tp", "pp")))
-    legal = legal_ep(graph, most)
-    if ep == 1 or ep in legal:
+    experts = reduce(math.gcd, (graph.sizes(n)["e"] for n in graph.nodes if n.op in EXPERT_PRODUCTS), 0)
+    if ep == 1:
         return
-    if legal_ep(graph, num_devices**2) == (1,):
+    if not experts:
         raise PlanError(f"--fix ep={ep}: `{graph.name}` has no experts to split; leave ep out")
-    raise PlanError(f"--fix ep={ep}: ep divides the experts and the {most} data-parallel ranks; legal are {', '.join(map(str, legal))}")
+    if experts % ep:
+        raise PlanError(f"--fix ep={ep}: {ep} does not divide the {experts} experts of a layer; legal are {', '.join(map(str, _divisors(experts)))}")
+    stage = num_devices // fix.get("pp", 1)
+    tps = [n for n in legal_tp(graph, stage) if fix.get("tp", n) == n and stage % n == 0]
+    regions = [(fix.get("dp", stage // tp), tp) for tp in tps]
+    legal = sorted({n for dp, tp in regions for axis in legal_ep(graph, dp) for n in (axis, axis * tp) if experts % n == 0})
+    if ep not in legal and regions:
+        dp, tp = regions[0]
+        raise PlanError(
+            f"--fix ep={ep}: experts are split over data-parallel ranks, or over all tensor-parallel ranks too; with dp={dp}, tp={tp} ep can be "
+            f"{', '.join(map(str, legal))}"
+        )
 
 
 def _check_tp(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
     if "tp" not in fix:
         return
-    legal = legal_tp(graph, max(num_devices, fix["tp"]))
-    if fix["tp"] not in legal:
+    if fix["tp"] not in legal_tp(graph, fix["tp"]):
+        legal = [n for n in legal_tp(graph, num_devices) if num_devices % n == 0]
+        alone = f"; split the {num_devices} devices by dp or pp" if legal == [1] else ""
         sizes = next(graph.sizes(n) for n in graph.nodes if is_attention(n))
         raise PlanError(
             f"--fix tp={fix['tp']}: `{graph.name}` has {sizes['g'] * sizes['r']} heads and {sizes['g']} KV heads, which {fix['tp']} does not divide; "
-            f"legal tp are {', '.join(map(str, legal))}"
+            f"legal tp are {', '.join(map(str, legal))}{alone}"
         )
 
 
@@ -219,7 +237,7 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
                 vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
                 if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
                     for ep, pieces in itertools.product(legal_ep(graph, dp), _pieces(name, fix, graph)):
-                        if fix.get("ep", ep) == ep:
+                        if splits_experts(fix.get("ep", ep), ep, tp) is not None:
                             yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
 
 

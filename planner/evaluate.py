@@ -15,7 +15,7 @@ from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.autodiff import Joint
 from planner.bounds import Bounds
-from planner.candidates import Candidate, block_layers
+from planner.candidates import Candidate, block_layers, splits_experts
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.hints import Hint, hinted_space
@@ -25,7 +25,7 @@ from planner.orders import STAND_IN, auto_orders, kept, rows_of, schedule_of
 from planner.pieces import balanced
 from planner.placement import new_tables, search
 from planner.pricing import MeshPricing
-from planner.space import Space, layout_space, no_batch
+from planner.space import Space, layout_space, no_batch, split_experts
 from planner.summary import layout, metrics
 from planner.tables import Tables
 from simulator.cost import CostModel
@@ -166,6 +166,9 @@ class Evaluator:
             space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
         if "tp_plan" in self.fix:
             space &= tp_plan_limits(self.bounds.model, graph, self.fix["tp_plan"])
+        if "ep" in self.fix:
+            size = dict(zip(mesh.axes, mesh.shape, strict=True))
+            space &= split_experts(graph, "tp", bool(splits_experts(self.fix["ep"], size.get("ep", 1), size["tp"])))
         hints = [value for value in self.fix.values() if isinstance(value, Hint)]
         if not hints:
             return space

@@ -93,7 +93,7 @@ def hinted_space(graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], h
         matched = [t for name, t in graph.tensors.items() if _role(hint, t) and hint.matches(name)]
         for axis, sbp in zip(hint.axes, hint.nd, strict=True):
             for t in matched:
-                _check_size(hint, t, axis, size[axis], sbp, uneven.get(t.name, frozenset()))
+                _check_size(hint, t, axis, size.get(axis, 1), sbp, uneven.get(t.name, frozenset()))
         for axis, sbp in zip(hint.axes, hint.nd, strict=True):
             if hint.part != "cotangent":
                 params.append(Limit(hint.pattern, axis, _is(PARTS[hint.part or "held"], sbp), said=f"--fix {hint}"))

@@ -81,6 +81,11 @@ def no_batch(graph: Graph, axis: str) -> Space:
     return Space(rules=_grouped(_Layout.of(graph).batch, axis, lambda label: lambda rule: label is None or rule != Rule("split", label)))
 
 
+def split_experts(graph: Graph, axis: str, wanted: bool) -> Space:
+    """On this axis the products of experts split the experts, or, where that is not wanted, anything else."""
+    return Space(rules=(Limit(lambda n: n.op in EXPERT_PRODUCTS, axis, lambda rule: (rule == Rule("split", "e")) == wanted),))
+
+
 def _grouped(values: Mapping[str, Any], axis: str, allow: Callable[[Any], Callable[[Any], bool]]) -> tuple[Limit, ...]:
     """One limit for all nodes, or all tensors, that have the same value: equal layers stay equal to the search."""
 

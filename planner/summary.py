@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ir.cluster import Cluster
 from ir.graph import Graph
+from ir.op import Rule
 from ir.plan import ParamPlacement, Plan
 from ir.program import Program
 from ir.timeline import Timeline
@@ -20,13 +22,20 @@ from simulator.memory import Ledger
 def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     """The `layout` of the command's documents: dp, tp, pp, mbs, schedule, recompute, and ZeRO level and sequence parallelism read off the placements."""
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
-    ep = size.get("ep", 1)
-    dp = size.get("dp", 1) * ep
+    dp = size.get("dp", 1) * size.get("ep", 1)
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": ep, "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": expert_parts(graph, plan),
+        "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
         "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
     }  # fmt: skip
+
+
+def expert_parts(graph: Graph, plan: Plan) -> int:
+    """Into how many parts the experts are split, over all axes together."""
+    products = [plan.rules[n.name] for n in graph.nodes if n.op in EXPERT_PRODUCTS]
+    whole = Rule("split", "e")
+    return max((math.prod(n for rule, n in zip(rules, plan.mesh_shape, strict=True) if rule == whole) for rules in products), default=1)
 
 
 def zero_level(graph: Graph, plan: Plan) -> int:

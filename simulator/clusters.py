@@ -76,7 +76,7 @@ def shorthand(text: str) -> Cluster:
     if "@" in text and not nic_text:
         raise InputError(f"cluster `{text}`: nothing stands after @; {FORMS}")
     counts, name = _counts(left, text)
-    nic = _nic(nic_text, text) if nic_text else None
+    nic = parse_nic(nic_text, text) if nic_text else None
     machines = {m.lower(): m for m in machine_names()}
     if name.lower() in machines:
         return _machine(text, machines[name.lower()], counts, nic)
@@ -99,7 +99,12 @@ def _whole(word: str, what: str) -> int:
     return int(word)
 
 
-def _nic(word: str, text: str) -> Nic:
+def parse_nic(word: str, text: str) -> Nic:
+    """The NICs after the @ of the cluster `text`; InputError where the word is none.
+
+    >>> parse_nic("roce200x8", "2x8xA100@roce200x8")
+    Nic(kind='roce', gbit_per_s=200.0, per_node=8, oversubscribed=1.0, far_s=0.0, rails=False)
+    """
     kinds = bundled("links")["nics"]
     match = _NIC.fullmatch(word)
     if match is None or match[1].lower() not in kinds:

@@ -3,7 +3,7 @@
 | layout | what joins the GPUs |
 |---|---|
 | `switch` | one switch: NVSwitch, or a PCIe switch; over several nodes where an NVLink domain is larger than a node |
-| `lanes` | NVLink cables between pairs, as many as a matrix says (DGX-1), or one between any two (`mesh`, xGMI) |
+| `lanes` | cables between pairs, as many as a matrix says (`lanes`: a name of `nodes.json`, or matrix and rate), or one between any two (`all`, xGMI) |
 | `pcie` | PCIe switches of `per_switch` GPUs below the host bridges of `sockets` sockets |
 
 Bandwidths of the links are what flows: the datasheet's figure times the measured share of the profile. A NIC that serves several GPUs is one edge.
@@ -102,7 +102,7 @@ def _lanes(node: int, gpus: list[str], profile: Mapping[str, Any], layout: Mappi
     link = profile["link"]
     if layout["lanes"] == "all":
         return [Link(a, b, _hop_s(profile), link["bytes_per_s"] * link["share"], link["kind"]) for i, a in enumerate(gpus) for b in gpus[i + 1 :]]
-    lanes = bundled("nodes")["lanes"][layout["lanes"]]
+    lanes = layout["lanes"] if isinstance(layout["lanes"], Mapping) else bundled("nodes")["lanes"][layout["lanes"]]
     matrix, lane = lanes["matrix"], lanes["bytes_per_s"] * link["share"]
     if len(gpus) > len(matrix):
         raise ClusterError(f"lanes are known of {len(matrix)} GPUs a node; there are {len(gpus)}")

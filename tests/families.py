@@ -15,6 +15,10 @@ _LLAMA = {
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {**_LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2, "capacity": 2.0},
     "mixtral, tokens dropped": {**_LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2},
+    "mixtral, balanced": {
+        **_LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2, "capacity": 2.0,
+        "output_router_logits": True, "router_aux_loss_coef": 0.3,
+    },
     "gpt_oss": {
         **_LLAMA, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 5, "num_hidden_layers": 2,
         "capacity": 2.0,

@@ -26,11 +26,12 @@ SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "measure": ((), {"-o", "--output"}),
     "calibrate": (("cluster",), {"--plan", "--step-s", "--measured", "-o", "--output"}),
     "validate": (("runs",), set()),
+    "profile": (("action", "files"), {"--gpu", "--nodes", "--nic", "-o", "--output"}),
     "models": ((), set()),
     "clusters": ((), set()),
     "ui": ((), {"--port", "--headless"}),
 }
-VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure", "calibrate"}
+VERBS = {"load", "load_cluster", "plan", "lower", "simulate", "explain", "run", "diff", "measure", "calibrate", "validate"}
 EXIT_CODES = {
     "HeadraceError": 2, "InputError": 2, "SbpError": 2, "GraphError": 2, "ClusterError": 2, "PlanError": 2, "DoesNotFit": 4, "ProgramError": 2, "Deadlock": 2,
     "ExecutionError": 1,

@@ -10,17 +10,15 @@ from headrace.answer import Answer
 from headrace.documents import SCHEMA_VERSION
 from headrace.progress import Progress
 from headrace.tables import Shown, Table
-from planner.recipes.rows import read_runs
-from planner.recipes.validate import bundled_entries, validate
+from headrace.validation import validate
 
 SHOWN = 20
 """Runs not covered in the table; the document has all."""
 
 
 def answer(args: Namespace, progress: Progress) -> Answer:
-    entries = read_runs(args.runs) if args.runs else bundled_entries()
-    progress(f"predicting {len(entries)} runs")
-    found = validate(entries)
+    progress(f"predicting the runs of {args.runs}" if args.runs else "predicting the bundled runs")
+    found = validate(args.runs)
     document = {"schema_version": SCHEMA_VERSION, "kind": "validation", "runs": args.runs or "bundled", **found}
     return Answer(document, _shown(found))
 

@@ -56,6 +56,36 @@ def top_k_dscores(c: Context, dweight: Any, expert: Any, dscores: Any) -> None:
         rows[found, chosen[found, j]] += cotangents[found, j]
 
 
+# ---- balance ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def expert_load(c: Context, probs: Any, expert: Any, load: Any, mass: Any) -> None:
+    chosen = expert.reshape(-1).astype("int64") - c.at.get("e", 0)
+    here = chosen[(chosen >= 0) & (chosen < len(load))]
+    load[...] = c.xp.bincount(here, minlength=len(load)) / c.sizes["k"]
+    c.xp.sum(matrix(probs), axis=0, out=mass)
+
+
+def expert_load_dprobs(c: Context, dmass: Any, dprobs: Any) -> None:
+    dprobs[...] = dmass
+
+
+def balance(c: Context, load: Any, mass: Any, out: Any) -> None:
+    out[...] = (load * mass).sum() * c.attrs["factor"]
+
+
+def balance_dmass(c: Context, dout: Any, load: Any, dmass: Any) -> None:
+    c.xp.multiply(load, dout * c.attrs["factor"], out=dmass)
+
+
+def spread(c: Context, x: Any, out: Any) -> None:
+    out[...] = x
+
+
+def spread_dx(c: Context, dout: Any, dx: Any) -> None:
+    dx[...] = dout.sum(dtype="float64")
+
+
 # ---- on the way ------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +157,16 @@ OPS = (
     # attrs: e
     op("top_k.dscores(dweight[... k], expert[... k]) -> dscores[... e]", top_k_dscores, sums="k", linear=["dweight"], stop="expert",
        flops=each(0)),
+    # Of each expert the tokens that chose it, over k, and the sum of its probabilities
+    op("expert_load(probs[b s e], expert[b s k]) -> load[e], mass[e]", expert_load, whole="k", sums="b s", linear=["probs -> mass"], stop="expert load",
+       grads=("expert_load.dprobs",), flops=each(1, without="k")),
+    op("expert_load.dprobs(dmass[e]) -> dprobs[b s e]", expert_load_dprobs, linear=["dmass"], flops=each(0)),  # attrs: b, s
+    # The balancing loss of Shazeer et al. (arXiv:1701.06538) as the Switch Transformer has it (arXiv:2101.03961, equation 4); attrs: factor
+    op("balance(load[e], mass[e]) -> out[]", balance, sums="e", linear=["load", "mass"], stop="load", grads=("balance.dmass",), flops=each(2)),
+    op("balance.dmass(dout[], load[e]) -> dmass[e]", balance_dmass, linear=["dout", "load"], stop="load", flops=each(1)),
+    # One number for every token; attrs: b, s
+    op("spread(x[]) -> out[b s]", spread, linear=["x"], grads=("spread.dx",), flops=each(0)),
+    op("spread.dx(dout[b s]) -> dx[]", spread_dx, sums="b s", linear=["dout"], flops=each(1)),
     # attrs: e, c
     op("dispatch(x[b s h], expert[b s k]) -> out[e b c h]", dispatch, whole="s k c", linear=["x"], stop="expert", grads=("dispatch.dx",), flops=each(0)),
     op("dispatch.dx(dout[e b c h], expert[b s k]) -> dx[b s h]", dispatch_dx, whole="s k c", sums="e", linear=["dout"], stop="expert",

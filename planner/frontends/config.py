@@ -192,9 +192,9 @@ class ModelConfig:
 
     `learned`: positions have a learned table. `norm` is the one before the head. `tied`: the head is the embedding's table. `embed_factor`, `logit_factor`
     multiply, `softcap` bounds the logits. `head_activation`: before the head stand a projection, this activation and a norm, as in BERT. `padding`: an input
-    `mask` hides keys. `extra_predictions`: so many further tokens are predicted, each by a block like the last (DeepSeek-V3, arXiv:2412.19437, section 2.2),
-    which add `extra_weight` of their mean loss. `init_std` is the deviation of the weights' start, `init_residual_std` that of the projections that add to the
-    residual.
+    `mask` hides keys. `balance`: so much of the balancing loss of all layers' experts is added. `extra_predictions`: so many further tokens are predicted, each
+    by a block like the last (DeepSeek-V3, arXiv:2412.19437, section 2.2), which add `extra_weight` of their mean loss. `init_std` is the deviation of the
+    weights' start, `init_residual_std` that of the projections that add to the residual.
     """
 
     family: str
@@ -216,6 +216,7 @@ class ModelConfig:
     head_bias: bool = False
     logit_factor: float = 1.0
     softcap: float = 0.0
+    balance: float = 0.0
     extra_predictions: int = 0
     extra_weight: float = 0.3
     init_std: float = 0.02

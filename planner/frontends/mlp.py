@@ -57,7 +57,10 @@ def _gated(w: Writer, m: Mlp, at: str, inward: list[str]) -> str:
 
 
 def _write_experts(w: Writer, e: Experts, at: str, x: str) -> str:
-    weight, expert = _choice(w, e, at, w.linear(f"{at}.router", x, e.router_bias))
+    logits = w.linear(f"{at}.router", x, e.router_bias)
+    weight, expert = _choice(w, e, at, logits)
+    if w.c.balance:
+        _count_load(w, e, at, logits, expert)
     y = w.node("dispatch", f"{at}.dispatch", x, expert, e=e.num_experts, c=e.slots(w.seq))
     inward = [_grouped(w, f"{at}.experts.{name}", y, e.mlp.bias) for name in _inward(e.mlp)]
     y = _grouped(w, f"{at}.experts.down", _gated(w, e.mlp, f"{at}.experts", inward), e.mlp.bias)
@@ -70,6 +73,15 @@ def _write_experts(w: Writer, e: Experts, at: str, x: str) -> str:
 def _grouped(w: Writer, name: str, x: str, bias: bool) -> str:
     y = w.node("grouped_linear", name, x, f"{name}.weight")
     return w.node("expert_bias", f"{name}.add_bias", y, f"{name}.bias") if bias else y
+
+
+def _count_load(w: Writer, e: Experts, at: str, logits: str, expert: str) -> None:
+    """Adds a layer's load and mass of each expert to those of the layers before."""
+    probs = f"{at}.scores" if e.score == "softmax" else w.node("softmax", f"{at}.balance.scores", logits)
+    found = w.nodes("expert_load", f"{at}.balance.load", probs, expert)
+    if w.load:
+        found = tuple(w.node("add", f"{at}.balance.{name}", a, b) for name, a, b in zip(("sum_load", "sum_mass"), w.load, found, strict=True))
+    w.load = found
 
 
 def _choice(w: Writer, e: Experts, at: str, logits: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from ir.errors import GraphError
 from ir.graph import Builder, Graph
 from ir.units import dtype_name
 from planner.frontends.attention import attention_params, write_attention
-from planner.frontends.config import MAX_SIZE, Block, ModelConfig
+from planner.frontends.config import MAX_SIZE, Block, Experts, ModelConfig
 from planner.frontends.mlp import mlp_params, write_mlp
 from planner.frontends.writer import ZEROS, Param, Params, Writer, linear_params, norm_params, normal, salt
 
@@ -253,8 +253,17 @@ class _Model(Writer):
             extra = self._loss(f"mtp.{i}.", x, f"mtp.{i}.ln_f", f"labels{i + 2}")
             weighed = self.node("scale", f"mtp.{i}.loss.weighed", extra, factor=c.extra_weight / c.extra_predictions)
             each = self.node("add", f"mtp.{i}.loss.sum", each, weighed)
+        if self.load:
+            each = self.node("add", "loss.balanced", each, self._balance())
         num_terms = self.batch * (1 if c.image else self.seq)
         self.node("total", "loss", each, factor=1.0 / num_terms)
+
+    def _balance(self) -> str:
+        """The balancing loss of all layers' experts, the same for every token."""
+        kinds = [block.mlp for block in self.c.blocks if isinstance(block.mlp, Experts)]
+        num_tokens = self.batch * self.seq * len(kinds)
+        factor = self.c.balance * kinds[0].num_experts * kinds[0].top_k / num_tokens**2
+        return self.node("spread", "loss.balance.each", self.node("balance", "loss.balance", *self.load, factor=factor), b=self.batch, s=self.seq)
 
     def _loss(self, at: str, x: str, norm: str, labels: str) -> str:
         """The loss of every position. Cross-entropy in the form in which the vocabulary may lie on several ranks."""

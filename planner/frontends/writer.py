@@ -56,6 +56,7 @@ class Writer:
     def __init__(self, c: ModelConfig, b: Builder, batch: int, seq: int) -> None:
         self.c, self.b, self.batch, self.seq = c, b, batch, seq
         self.layer = 0
+        self.load: tuple[str, ...] = ()
 
     def node(self, op: str, name: str, *inputs: str, **attrs: Any) -> str:
         """Adds a node and returns its first output, which is called like it."""

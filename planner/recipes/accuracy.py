@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.recipes.accuracy_memory import memory_part
 from planner.recipes.bill import Bill
 from planner.recipes.estimate import Estimate, Priced, told
 from planner.recipes.learn import errors, parts_of
@@ -49,7 +50,16 @@ def write(folder: Path, priced: Priced) -> None:
 def render(priced: Priced) -> tuple[str, str]:
     """The page and its plot; the same runs and fits give the same text."""
     found = [told(fitted(run), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
-    parts = (_HEAD, _table(priced, found), _ORDER.format(**_ordered(priced.runs, found)), _bands(priced, found), _ablation(priced), _shares(), _classes())
+    told_of_steps = (
+        _HEAD,
+        _table(priced, found),
+        _ORDER.format(**_ordered(priced.runs, found)),
+        _bands(priced, found),
+        _ablation(priced),
+        _shares(),
+        _classes(),
+    )
+    parts = (*told_of_steps, memory_part(priced.runs))
     return "\n\n".join(parts) + "\n", _plot(priced.runs, found)
 
 

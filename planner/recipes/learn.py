@@ -53,7 +53,7 @@ def spread_of(residuals: np.ndarray) -> float:
     """The half-width that holds `COVERED` of the absolute residuals [draw, n], and of one more run: with n runs the share (n + 1) / n of it.
 
     >>> round(spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0, 0.1, 0.1, 0.1, 0.1]])), 2)
-    0.2
+    0.21
     """
     n = residuals.shape[1]
     return float(np.quantile(np.abs(residuals), min(1.0, COVERED * (n + 1) / n))) if n else 0.0
@@ -155,7 +155,7 @@ def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Cal
         off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
         units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
         parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
-        band, levelled = _equal_spread(list(parts.values())), [one_fixes_level(part) for part in parts.values()]
+        band, levelled = _equal_spread([off[family == name] for name in names]), [one_fixes_level(part) for part in parts.values()]
         by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
         out[kind] = {
             "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),

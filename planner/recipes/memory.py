@@ -22,8 +22,8 @@ from planner.recipes.release import release_of
 from planner.recipes.run import Run
 from planner.recipes.saved import Saved, saved
 from planner.recipes.states import Holding, Term, holding_of, holdings, terms
-from planner.schedules import Schedule, schedule
-from simulator.profile import gpu_profile
+from planner.schedules import SCHEDULES, Schedule, schedule
+from simulator.profile import bundled, gpu_profile
 
 SCHEDULE = {"none": "gpipe", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 """Schedules of runs whose orders stand under another name in `planner.schedules`."""
@@ -79,8 +79,10 @@ def fits(peak_bytes: float, usable_bytes: float, band: float) -> str:
 
 
 def known(run: Run) -> bool:
-    """Whether the run's release has a ledger."""
-    return any(run.release.startswith(start) for h in holdings() for start in h.releases)
+    """Whether the run has a ledger: its release, its schedule and its GPU are known."""
+    names = {alias.lower() for name, gpu in bundled("gpus")["gpus"].items() for alias in (name, *gpu["aliases"])}
+    released = any(run.release.startswith(start) for h in holdings() for start in h.releases)
+    return released and SCHEDULE.get(run.schedule, run.schedule) in SCHEDULES and run.gpu.lower() in names
 
 
 def ledger(run: Run, holding: Holding | None = None, usable_bytes: float | None = None, offload: Sequence[str] = ()) -> MemoryLedger:
@@ -153,7 +155,9 @@ class _Writer:
         run = self.run
         dense, experts = params_of(run, dense_layers, expert_layers, is_first, is_last)
         replicas, expert_replicas = run.dp * run.cp, max(1, run.tp * run.dp * run.cp // run.ep)
-        return {t.name: t.nbytes * (dense / (replicas if t.split else 1) + experts / (expert_replicas if t.split else 1)) for t in self.terms}
+        copies = {"parameters": self.schedule.copies, "gradients": self.schedule.copies}
+        splits = {t.name: dense / (replicas if t.split else 1) + experts / (expert_replicas if t.split else 1) for t in self.terms}
+        return {t.name: t.nbytes * copies.get(t.name, 1) * splits[t.name] for t in self.terms}
 
     def _gathered(self, dense_layers: float, expert_layers: float, is_first: bool, is_last: bool) -> float:
         """Whole parameters and gradients of the units at work, or of all where a pipeline keeps them; nothing below ZeRO-3."""

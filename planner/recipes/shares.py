@@ -17,7 +17,7 @@ class Shares:
 
     compute: float = 1.0
     low: float = 1.0
-    grouped: float = 1.0
+    grouped: float = 2.0
     attention: float = 1.0
     misaligned: float = 8.0
     memory: float = 1.0

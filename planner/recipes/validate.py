@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ir.errors import HeadraceError
 from ir.units import GIB
 from planner.recipes import memory
 from planner.recipes.estimate import Estimate, Estimator, Priced, told
@@ -63,10 +64,11 @@ def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
 
 
 def _memory(run: Run) -> dict[str, Any]:
-    """The predicted peak in GiB and whether it fits, where the release has a ledger."""
-    if not memory.known(run):
+    """The predicted peak in GiB and whether it fits; nothing where the ledger does not know the release, the GPU or the schedule."""
+    try:
+        found = memory.ledger(run)
+    except HeadraceError:
         return {}
-    found = memory.ledger(run)
     return {"memory_predicted_gb": found.peak_bytes / GIB, "fits": found.fits, "memory_by_class": dict(found.by_class)}
 
 

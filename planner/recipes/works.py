@@ -238,7 +238,7 @@ class _Table:
     def _flash(self, heads: float) -> None:
         run, s = self.run, self.shape
         pairs = heads * run.mbs * (run.seq / run.cp) * run.seq * self.release.causal
-        flops = 2.0 * pairs * (2 * s.head_dim + s.rope_dim)
+        flops = 2.0 * pairs * (2 * s.head_dim + s.rope_dim) * self.release.flash_cost
         nbytes = 4.0 * self.tokens * heads * s.head_dim * self.width
         kernel = Kernel("attention", "attention", run.dtype, flops, nbytes)
         self._f.append(kernel)

@@ -27,14 +27,14 @@ def test_the_best_of_the_best_groups_are_chosen(groups: int, top_groups: int, of
     attrs = {"groups": groups, "top_groups": top_groups, "of_group": of_group}
     sizes = {"b": 2, "s": 5, "e": 12, "k": 3}
     weight, expert = Case("top_k_moved", sizes, attrs).run([scores, bias])
-    expected = chosen(scores + bias, 3, **{"groups": groups, "top_groups": top_groups, "of_group": of_group})
+    expected = chosen(scores + bias, 3, groups=groups, top_groups=top_groups, of_group=of_group)
     np.testing.assert_array_equal(expert, expected)
     np.testing.assert_array_equal(weight, np.take_along_axis(scores, expected, axis=-1))
 
 
 def queued(x: np.ndarray, expert: np.ndarray, num_experts: int, capacity: int) -> tuple[np.ndarray, dict[tuple[int, int, int], int]]:
     """(what stands before each expert, the slot of every (sample, position, choice) that has one), token after token."""
-    b, s, h = x.shape
+    b, _, h = x.shape
     out, slots, length = np.zeros((num_experts, b, capacity, h)), {}, np.zeros((num_experts, b), int)
     for i, t, j in np.ndindex(expert.shape):
         e = expert[i, t, j]

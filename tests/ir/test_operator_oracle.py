@@ -142,12 +142,13 @@ def test_gradients_agree_with_differences(case: Case) -> None:
 # ---- two axes --------------------------------------------------------------------------------------------------------------------------------------
 
 MESH = (2, 2)
-WIDE = {"b": 5, "s": 6, "h": 8, "n": 5, "k": 6, "v": 9, "z": 6, "g": 4, "r": 2, "d": 2, "w": 3}
+WIDE = {"b": 5, "s": 6, "h": 8, "n": 5, "k": 6, "v": 9, "z": 6, "g": 4, "r": 2, "d": 2, "w": 3, "e": 5, "c": 3}
 ON_A_MESH = tuple(
     replace(next(c for c in CASES if c.name == name), sizes=WIDE)
     for name in (
         "linear", "linear.dw", "bias.dc", "swiglu.grad", "dropout", "layer_norm", "layer_norm.dgc", "head_norm.dg", "rope", "attention", "attention.grad",
-        "embedding", "embedding.dtable", "exp_sum", "cross_entropy.dlogits", "adamw",
+        "embedding", "embedding.dtable", "exp_sum", "cross_entropy.dlogits", "adamw", "dispatch", "combine", "combine.dweight", "grouped_linear.dw",
+        "attention_relative.grad", "attention_sinks.dsinks",
     )
 )  # fmt: skip
 

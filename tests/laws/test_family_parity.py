@@ -47,6 +47,7 @@ def apart(kind: str, want: Layout) -> dict[str, Any]:
 LAYOUTS = {
     "mixtral": (Layout(2, 2, ep=2), Layout(4, 1, ep=2, zero=1), Layout(4, 2, 1, 2, ep=4), Layout(1, 4), Layout(2, 2, 2, 2, ep=2, zero=3, recompute=True)),
     "mixtral, tokens dropped": (Layout(4, 2, ep=2), Layout(2, 1, 2, 2)),
+    "mixtral, balanced": (Layout(2, 2, ep=2), Layout(1, 2, 2)),
     "gpt_oss": (Layout(2, 2, 2, 2, ep=2),),
     "deepseek_v3": (Layout(2, 2, ep=2), Layout(1, 2, 2, 2, sp=True), Layout(1, 1, 4, 4)),
     "gemma2": (Layout(2, 2, 2, 2, sp=True),),

@@ -30,9 +30,10 @@ BATCH, SEQ, LAYERS = 8, 1024, 2
 
 
 def shape_of(model: Model) -> Shape:
-    c = model.config
-    arch = "gpt" if c.rope is None else "llama"
-    return Shape(arch, c.num_layers, c.hidden, c.num_heads, c.num_kv_heads, c.head_dim, c.mlp_hidden, c.vocab, gated=c.gated, tied=c.tied)
+    c, has = model.summary, model.config.blocks[0].mlp
+    arch = "gpt" if model.config.learned else "llama"
+    sizes = (c[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "mlp_hidden", "vocab"))
+    return Shape(arch, *sizes, gated=has.gated, tied=c["tied"])
 
 
 def lowered(model: Model, tp: int) -> tuple[Counter[str], float]:

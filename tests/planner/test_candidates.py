@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ir.errors import HeadraceError, InputError, PlanError
-from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix
+from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix, splits_experts
+from tests.families import of_kind
 from tests.models import SEQ, gpt, llama
 
 GRAPH = llama().graph(1, SEQ, "float32")  # four blocks, 8 heads, 4 KV heads
@@ -82,3 +83,31 @@ def test_legal_tp_divides_the_heads_of_keys_and_values() -> None:
 
 def test_blocks_are_what_lies_between_embedding_and_head() -> None:
     assert block_layers(GRAPH) == (1, 2, 3, 4)
+
+
+# ---- experts -----------------------------------------------------------------------------------------------------------------------------------------
+
+EXPERTS = of_kind("mixtral").graph(1, SEQ, "float32")  # two blocks, four heads, four experts
+
+
+def test_experts_are_split_over_what_divides_them_and_the_data_parallel_ranks() -> None:
+    found = list(candidates({"tp": 1, "pp": 1, "mbs": 1, "recompute": "none"}, 8, 8, EXPERTS))
+    assert [(c.dp, c.ep, c.mesh) for c in found] == [
+        (8, 1, (("dp", "tp"), (8, 1))), (8, 2, (("dp", "ep", "tp"), (4, 2, 1))), (8, 4, (("dp", "ep", "tp"), (2, 4, 1))),
+    ]  # fmt: skip
+    assert str(found[1]) == "dp8 tp1 pp1 ep2 mbs1 x 1 1f1b recompute=none"
+    assert {c.ep for c in candidates({"ep": 2, "tp": 1}, 8, 8, EXPERTS)} == {2}
+    assert {c.ep for c in candidates({}, 8, 8, GRAPH)} == {1}
+
+
+def test_experts_are_split_over_the_tensor_parallel_ranks_too_where_more_parts_are_asked_for() -> None:
+    found = list(candidates({"ep": 4, "mbs": 1, "recompute": "none", "pp": 1}, 8, 8, EXPERTS))
+    assert [(c.dp, c.tp, c.ep) for c in found] == [(8, 1, 4), (4, 2, 2), (4, 2, 4), (2, 4, 1)]
+    assert [splits_experts(4, c.ep, c.tp) for c in found] == [False, True, False, True]
+
+
+def test_experts_that_do_not_divide_are_named() -> None:
+    with pytest.raises(PlanError, match=r"--fix ep=3: 3 does not divide the 4 experts of a layer; legal are 1, 2, 4"):
+        parse_fix({"ep": 3}, 8, 8, EXPERTS)
+    with pytest.raises(PlanError, match=r"--fix ep=4: experts are split over data-parallel ranks.*; with dp=1, tp=2 ep can be 1, 2"):
+        parse_fix({"ep": 4, "tp": 2, "dp": 1}, 8, 8, EXPERTS)

@@ -53,7 +53,7 @@ def alone(family: str) -> Ended:
 
 CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] = (
     ("llama", "gather", (1, 4, 1), {}), ("llama", "exchange", (1, 4, 1), {}), ("llama", "gather", (2, 2, 2), {}), ("llama", "exchange", (2, 2, 2), {"zero": 1}),
-    ("gpt", "gather", (1, 2, 1), {"pp": 2}), ("gpt", "exchange", (2, 2, 1), {"zero": 3}), ("gpt", None, (1, 2, 2), {}),
+    ("gpt", "gather", (1, 2, 1), {"pp": 2}), ("gpt", "exchange", (2, 2, 1), {"zero": 3}),
 )  # fmt: skip
 
 

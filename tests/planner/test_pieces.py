@@ -28,6 +28,7 @@ from planner.search import plan as search
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
+from simulator.estimate import estimate
 from simulator.memory import ledger
 from tests.models import SEQ, gpt, llama
 from tests.plans import Layout, plan_for
@@ -189,6 +190,11 @@ def test_no_rank_keeps_less_without_losing_time(p: int, m: int, k: int) -> None:
         row[at - 1], row[at] = row[at], row[at - 1]
         late = longest_path((*orders[:r], tuple(row), *orders[r + 1 :]), p, pieces=k)
         assert late is None or late[0] > best[0]
+
+
+def test_the_estimate_stays_a_bound() -> None:
+    program, cost = lower(MODEL, in_pieces(4, 5, (5, 4, 3))), CostModel(CLUSTER)
+    assert 0 < estimate(program, cost) <= simulate(program, cost, steps=2).step_s
 
 
 # ---- what it is for --------------------------------------------------------------------------------------------------------------------------------

@@ -66,6 +66,18 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL,
     "mixtral, looking back over five tokens, three of eight": MIXTRAL
     | {"sliding_window": 5, "num_local_experts": 8, "num_experts_per_tok": 3, "capacity": 8 / 3},
+    "mixtral, balanced": MIXTRAL | {"output_router_logits": True, "router_aux_loss_coef": 0.3},
+    "gpt_oss, balanced": LLAMA
+    | {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 6,
+        "sliding_window": 5,
+        "capacity": 2.0,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
     "qwen3_moe": LLAMA
     | {
         "model_type": "qwen3_moe",
@@ -187,8 +199,11 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def torch_step(module: Any) -> tuple[float, dict[str, np.ndarray]]:
     """(loss, gradient by key of the state dict) as PyTorch computes them."""
     ids, labels = data()
-    logits = module(torch.from_numpy(ids), use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), torch.from_numpy(labels).reshape(-1))
+    balanced = {"output_router_logits": True} if getattr(module.config, "output_router_logits", False) else {}
+    out = module(torch.from_numpy(ids), use_cache=False, **balanced)
+    loss = torch.nn.functional.cross_entropy(out.logits.reshape(-1, VOCAB), torch.from_numpy(labels).reshape(-1))
+    if balanced:
+        loss = loss + module.config.router_aux_loss_coef * out.aux_loss
     loss.backward()
     return loss.item(), {name: p.grad.numpy() for name, p in module.named_parameters()}
 

@@ -16,6 +16,7 @@ from planner.frontends.keys import Keys, kv_heads, layer_windows, mscale, own_he
 from planner.frontends.names import Columns, Names, Where, halves
 
 EXPERT_KEYS = {"top_k": "num_experts_per_tok", "capacity": "capacity"}
+BALANCE_KEYS = {"balanced": "output_router_logits", "balance": "router_aux_loss_coef"}
 EXPERTS_INSIDE = {
     "mlp.router": "mlp.gate", "mlp.experts.gate.weight": "mlp.experts.gate_up_proj", "mlp.experts.up.weight": "mlp.experts.gate_up_proj",
     "mlp.experts.down.weight": "mlp.experts.down_proj", "mlp.shared.gate": "mlp.shared_experts.gate_proj", "mlp.shared.up": "mlp.shared_experts.up_proj",
@@ -35,9 +36,9 @@ def _capacity(k: Keys) -> float:
     return k.above_0("capacity", 1.0)
 
 
-def _no_aux_loss(k: Keys) -> None:
-    """The balancing loss is off where the config does not ask for the router's scores."""
-    k.refuse("output_router_logits", "headrace does not add the router's balancing loss; take the key out to train without it")
+def _balance(k: Keys) -> float:
+    """The balancing loss counts where the config asks for the router's scores."""
+    return k.number("router_aux_loss_coef", 0.001, "a number of 0 or more", lambda x: x >= 0) if k.flag("output_router_logits", False) else 0.0
 
 
 # ---- mixtral and qwen3_moe ---------------------------------------------------------------------------------------------------------------------------
@@ -45,7 +46,6 @@ def _no_aux_loss(k: Keys) -> None:
 
 def _mixtral(k: Keys) -> ModelConfig:
     """mixtral and qwen3_moe: a llama's block with experts in it."""
-    _no_aux_loss(k)
     qwen = k.family == "qwen3_moe"
     hidden, heads, layers = k.size("hidden_size"), k.size("num_attention_heads"), k.size("num_hidden_layers")
     dim, shared = own_head_dim(k), kv_heads(k, 4 if qwen else 8)
@@ -75,7 +75,7 @@ def _mixtral(k: Keys) -> ModelConfig:
     return ModelConfig(
         k.family, k.size("vocab_size"), hidden, k.size("max_position_embeddings", 32768 if qwen else 131_072), blocks, norm,
         k.flag("tie_word_embeddings", False),
-        init_std=std, init_residual_std=std,
+        balance=_balance(k), init_std=std, init_residual_std=std,
     )  # fmt: skip
 
 
@@ -89,16 +89,15 @@ def _is_sparse(k: Keys, layer: int) -> bool:
 
 MIXTRAL = Family(
     _mixtral,
-    llama_keys(num_experts="num_local_experts", **EXPERT_KEYS),
+    llama_keys(num_experts="num_local_experts", **EXPERT_KEYS, **BALANCE_KEYS),
     Names("model.layers.{i}.", LLAMA_OUTSIDE, LLAMA_INSIDE | EXPERTS_INSIDE, fused=EXPERTS_FUSED),
 )
-QWEN3_MOE = Family(_mixtral, llama_keys(num_experts="num_experts", expert_hidden="moe_intermediate_size", **EXPERT_KEYS), MIXTRAL.names)
+QWEN3_MOE = Family(_mixtral, llama_keys(num_experts="num_experts", expert_hidden="moe_intermediate_size", **EXPERT_KEYS, **BALANCE_KEYS), MIXTRAL.names)
 
 # ---- gpt_oss -----------------------------------------------------------------------------------------------------------------------------------------
 
 
 def _gpt_oss(k: Keys) -> ModelConfig:
-    _no_aux_loss(k)
     hidden, heads, layers = k.size("hidden_size", 2880), k.size("num_attention_heads", 64), k.size("num_hidden_layers", 36)
     dim, bias = k.size("head_dim", 64), k.flag("attention_bias", True)
     norm = Norm("rms", k.above_0("rms_norm_eps", 1e-5))
@@ -123,7 +122,7 @@ def _gpt_oss(k: Keys) -> ModelConfig:
     std = k.std()
     return ModelConfig(
         "gpt_oss", k.size("vocab_size", 201_088), hidden, k.size("max_position_embeddings", 131_072), tuple(blocks[window] for window in windows), norm,
-        k.flag("tie_word_embeddings", False), init_std=std, init_residual_std=std,
+        k.flag("tie_word_embeddings", False), balance=_balance(k), init_std=std, init_residual_std=std,
     )  # fmt: skip
 
 
@@ -139,7 +138,7 @@ def _every_other(which: str) -> Where:
 
 GPT_OSS = Family(
     _gpt_oss,
-    llama_keys(num_experts="num_local_experts", **EXPERT_KEYS),
+    llama_keys(num_experts="num_local_experts", **EXPERT_KEYS, **BALANCE_KEYS),
     Names(
         "model.layers.{i}.",
         LLAMA_OUTSIDE,
@@ -155,7 +154,7 @@ GPT_OSS = Family(
 
 def _deepseek(k: Keys) -> ModelConfig:
     """deepseek_v2 and deepseek_v3: latent attention, the first layers dense, experts in groups beside shared ones."""
-    _no_aux_loss(k)
+    k.refuse("output_router_logits", "headrace builds deepseek without a balancing loss, as its config has no weight for one")
     newer = k.family == "deepseek_v3"
     hidden, layers = k.size("hidden_size"), k.size("num_hidden_layers")
     norm = Norm("rms", k.above_0("rms_norm_eps", 1e-6))
