@@ -217,6 +217,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
     p.add_argument("--moe-imbalance", type=positive, metavar="X", default=None, help="what the busiest expert gets, in even shares (default: 1)")
+    p.add_argument("--stages", metavar="LAYOUT", default=None, help="blocks of each pipeline stage, as in 11,10,11, or Megatron-LM's Et*3|(tt|)*4|L")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -20,6 +20,7 @@ from planner.imports import parse_layout, read_tp_plan
 from planner.orders import OWN, table_fix
 from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
+from planner.stages import parse_stages
 
 KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 """What `--fix` may hold besides tensor placements."""
@@ -107,6 +108,21 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         raise PlanError(f"--fix pp={out.get('pp', 1)},vpp={out.get('vpp', 1)}: `{graph.name}` has {blocks} blocks, so pp x vpp can be 1 to {blocks}")
     _check_batch(out, batch)
     return out
+
+
+def fix_stages(fix: Mapping[str, Any], text: str, graph: Graph) -> dict[str, Any]:
+    """`fix` with the stages of a layout as `planner.stages.parse_stages` reads it, and with pp and vpp as they follow. Raises InputError or PlanError."""
+    stages = parse_stages(text, graph.num_layers)
+    out = {**fix, "stages": stages}
+    pp, vpp = fix.get("pp"), fix.get("vpp")
+    if pp is None:
+        pp = len(stages) // vpp if vpp else len(stages)
+    vpp = vpp or max(1, len(stages) // pp)
+    if pp * vpp != len(stages):
+        raise PlanError(f"--stages {text} has {len(stages)} stages; --fix says pp={pp}, vpp={vpp}: pp x vpp must be {len(stages)}")
+    if vpp > 1:
+        schedule(out.setdefault("schedule", "interleaved")).num_chunks(vpp)
+    return out | {"pp": pp, "vpp": vpp}
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -217,8 +233,18 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
         raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
+WIDTHS = (2, 3, 4, 5, 6, 8)
+"""Stages a rank that are tried under schedules that leave their number free."""
+
+
 def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
     """Every legal point, in a fixed order. `graph` tells heads and layers; its batch does not matter."""
+    for base in bases(fix, num_devices, batch, graph):
+        yield from variants(base, fix, graph)
+
+
+def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> Iterator[Candidate]:
+    """Every legal point but for its schedule, under which it is given as 1F1B or as `fix` says."""
     tps = [n for n in legal_tp(graph, num_devices) if num_devices % n == 0]
     blocks = graph.num_layers - 2
     for tp, pp in itertools.product(tps, range(1, min(blocks, num_devices) + 1)):
@@ -230,15 +256,15 @@ def candidates(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Grap
         for mbs in _divisors(batch // dp):
             if fix.get("mbs", mbs) != mbs:
                 continue
-            schedules = [fix["schedule"]] if "schedule" in fix else (["1f1b", "gpipe"] if pp > 1 and mbs * dp < batch else ["1f1b"])
-            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
             num_microbatches = batch // (dp * mbs)
-            for name, recompute in itertools.product(schedules, recomputes):
-                vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
-                if pp * vpp <= blocks and _is_legal(name, pp, num_microbatches, vpp, fix):
-                    for ep, pieces in itertools.product(legal_ep(graph, dp), _pieces(name, fix, graph)):
-                        if splits_experts(fix.get("ep", ep), ep, tp) is not None:
-                            yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
+            name = fix.get("schedule", "1f1b")
+            vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
+            if not (pp * vpp <= blocks or ("stages" in fix and pp * vpp <= blocks + 2)) or not _is_legal(name, pp, num_microbatches, vpp, fix):
+                continue
+            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
+            for recompute, ep, pieces in itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph)):
+                if splits_experts(fix.get("ep", ep), ep, tp) is not None:
+                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
 
 
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:
@@ -249,7 +275,26 @@ def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:
     return [k for k in PIECES if k <= sequence_length(graph)] if cuts else (0,)
 
 
+def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[Candidate]:
+    """The point itself, and where the schedule is open, the point under every other that keeps one copy of the parameters and sequences whole."""
+    yield base
+    if "schedule" in fix or base.pp == 1 or base.pieces:
+        return
+    for name, known in SCHEDULES.items():
+        if name == base.schedule or known.copies > 1 or known.pieces > 1 or (known.chunks is None and name == "interleaved-megatron"):
+            continue  # Megatron's interleaving takes the same orders at fewer sizes
+        for vpp in WIDTHS if known.chunks is None else (known.chunks,):
+            if "stages" in fix and len(fix["stages"]) != base.pp * vpp:
+                continue
+            if base.pp * vpp <= graph.num_layers - 2 and not known.refuse(base.pp, base.num_microbatches, vpp):
+                yield replace(base, schedule=name, vpp=vpp)
+    if "stages" not in fix or len(fix["stages"]) == base.pp:
+        yield replace(base, schedule="auto")
+
+
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:
+    if "stages" in fix and len(fix["stages"]) != pp * vpp:
+        return False
     if name in OWN:
         return bool(fix.get("num_microbatches", num_microbatches) == num_microbatches)
     return not schedule(name).refuse(pp, num_microbatches, vpp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir.cluster import Cluster
@@ -96,12 +97,18 @@ def _filled(model: Model, seq: int) -> float:
 
 def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:
     """What the simulation says of a plan, under the keys of the command's documents; `comm` has one entry for each (axis, kind) of `ir.communication`."""
-    step_s = timeline.step_s
-    parts = timeline.breakdown(program)
+    comm = [row.to_json() for row in timeline.communication(program)]
+    return documented(model, cluster, plan, timeline.step_s, timeline.breakdown(program), comm, memory)
+
+
+def documented(
+    model: Model, cluster: Cluster, plan: Plan, step_s: float, parts: Mapping[str, float], comm: Sequence[Mapping[str, Any]], memory: Ledger
+) -> dict[str, Any]:  # fmt: skip
+    """A step of a plan under the keys of the command's documents."""
     flops = model_flops(model, plan) / plan.num_ranks / step_s
     peak = cluster.devices[0].flops_per_s.get(plan.dtype, 0.0)
     return {
         "step_s": step_s, "tokens_per_s_per_gpu": plan.batch * plan.seq / step_s / plan.num_ranks, "tflops_per_gpu": flops / 1e12,
-        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB,
-        "fits": memory.fits, "comm": [row.to_json() for row in timeline.communication(program)],
+        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": dict(parts), "peak_gib": memory.peak_bytes / GIB,
+        "fits": memory.fits, "comm": [dict(row) for row in comm],
     }  # fmt: skip

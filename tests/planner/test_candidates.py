@@ -9,6 +9,7 @@ import pytest
 
 from ir.errors import HeadraceError, InputError, PlanError
 from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix, splits_experts
+from planner.schedules import SCHEDULES
 from tests.families import of_kind
 from tests.models import SEQ, gpt, llama
 
@@ -25,8 +26,20 @@ def brute(num_devices: int, batch: int) -> set[Candidate]:
                 for mbs in range(1, batch // dp + 1):
                     m = batch // (dp * mbs)
                     if m * dp * mbs == batch:
-                        schedules = ("1f1b", "gpipe") if pp > 1 and m > 1 else ("1f1b",)
-                        found |= {Candidate(dp, tp, pp, mbs, m, s, r) for s in schedules for r in ("none", "full")}
+                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "full")}
+    return found
+
+
+def brute_schedules(pp: int, m: int) -> list[tuple[str, int]]:
+    """(schedule, stages a rank): every one whose orders can be written, on four blocks."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    found = [("auto", 1)]
+    for name, known in SCHEDULES.items():
+        for v in range(1, 5):
+            fits = pp * v <= 4 and known.num_chunks(known.chunks or v) == v and known.copies == known.pieces == 1 and name != "interleaved-megatron"
+            if fits and not known.refuse(pp, m, v):
+                found.append((name, v))
     return found
 
 
