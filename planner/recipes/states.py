@@ -33,7 +33,7 @@ class Holding:
     recomputed layer holds. `weight`: bytes for each element of the largest weight while its gradient is computed. `fixed_gib`: context and workspaces, where
     what was measured counts them, and `group_gib` for every axis along which devices communicate. `keeps`: `tensors`, as fused kernels do, or `eager`.
     `whole_in_pipeline`: with a pipeline, parameters of ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor
-    parallelism is always with sequence parallelism. `planned`: memory is planned before the run, so that nothing is held longer than it is read. `fitted`: which
+    parallelism is always with sequence parallelism. `planned`: memory is planned before the run, so nothing is held longer than it is read. `fitted`: which
     of these figures were fitted to measured runs, `left_out` the mean, 90 % and worst error in percent of rows that were left out
     (`benchmarks/fit_ledgers.py`), `band` what follows.
     """
