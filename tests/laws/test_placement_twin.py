@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from tests.planner.solver.blocks import AlphaBeta, Llama, model
 
 from ir.boxing import chain
 from ir.errors import PlanError
@@ -16,12 +17,11 @@ from ir.ops import catalogue
 from ir.sbp import NdSbp, S, local_shape
 from ir.units import DTYPE_BYTES
 from planner.autodiff import RECOMPUTED, backward
-from planner.elimination import solve
 from planner.placement import Placed, new_tables, price, search
-from planner.polytope import integer_program
 from planner.pricing import Pricing, boxing_price
+from planner.solver.elimination import solve
+from planner.solver.polytope import integer_program
 from planner.space import Space
-from tests.planner.blocks import AlphaBeta, Llama, model
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ir.errors import PlanError
-from planner import blocks as folding
-from planner import reductions
-from planner.elimination import solve
-from planner.factors import FactorGraph
-from planner.polytope import integer_program, linear_program
+from planner.solver import blocks as folding
+from planner.solver import reductions
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph
+from planner.solver.polytope import integer_program, linear_program
 
 
 def grid(side: int, states: int, seed: int) -> FactorGraph:
