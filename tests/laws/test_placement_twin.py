@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta, Llama, model
 
 from ir.boxing import chain
 from ir.errors import PlanError
@@ -22,6 +21,7 @@ from planner.pricing import Pricing, boxing_price
 from planner.solver.elimination import solve
 from planner.solver.polytope import integer_program
 from planner.space import Space
+from tests.planner.blocks import AlphaBeta, Llama, model
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")
 

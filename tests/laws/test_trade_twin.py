@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from tests.planner.solver.blocks import AlphaBeta, Llama, model
 
 from ir.errors import PlanError
 from ir.graph import Graph
@@ -16,6 +15,7 @@ from planner.placement import problem as problem_of
 from planner.solver.elimination import solve
 from planner.trade import Trade, integer_within, min_marginals, solve_within
 from planner.within import search_within
+from tests.planner.blocks import AlphaBeta, Llama, model
 
 SMALL = Llama(batch=8, seq=512, hidden=1024, heads=16, groups=4, d=64, inner=2816, vocab=32000, layers=1)
 

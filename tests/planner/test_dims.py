@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta
 
 from planner.dims import dims_of
 from planner.placement import search
 from planner.space import layout_space
 from tests.families import of_kind
+from tests.planner.blocks import AlphaBeta
 
 GRAPH = of_kind("mixtral").graph(8, 12, "float32")
 DIMS = dims_of(GRAPH)

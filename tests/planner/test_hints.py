@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta, Llama, model
 
 from ir.errors import InputError, PlanError
 from ir.sbp import B, P, S
@@ -14,6 +13,7 @@ from planner.placement import search as place
 from planner.search import plan
 from simulator.clusters import load_cluster
 from tests.models import SEQ, llama
+from tests.planner.blocks import AlphaBeta, Llama, model
 
 GRAPH = model(Llama(batch=4, seq=64, hidden=64, heads=8, groups=4, d=8, inner=128, vocab=100, layers=2))
 AXES, MESH = ("dp", "tp"), (2, 4)

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta
 
 from ir.errors import InputError, PlanError
 from ir.op import Rule
@@ -19,6 +18,7 @@ from planner.search import plan
 from planner.space import Space
 from simulator.clusters import load_cluster
 from tests.models import SEQ, gpt, llama
+from tests.planner.blocks import AlphaBeta
 
 MODEL = llama(num_layers=2, hidden=64, num_heads=8, num_kv_heads=8, head_dim=8, mlp_hidden=128, vocab=256)
 GRAPH = MODEL.graph(4, SEQ, "float32")

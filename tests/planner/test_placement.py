@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta, Llama, model
 
 from ir.boxing import bytes_moved, chain
 from ir.errors import PlanError
@@ -24,6 +23,7 @@ from planner.placement import Placed, new_tables, price, search
 from planner.pricing import Pricing, boxing_price
 from planner.solver.elimination import solve
 from planner.space import Limit, Space, layout_space
+from tests.planner.blocks import AlphaBeta, Llama, model
 
 BLOCK = ("q", "k", "v", "rope_q", "rope_k", "attn", "o", "add1", "norm2", "gate", "up", "swiglu", "down", "add2")
 COLUMN_THEN_ROW = {
@@ -367,7 +367,7 @@ def test_links_of_the_axes_choose_the_chains_that_were_priced() -> None:
 
 def test_same_bytes_under_any_hash_seed() -> None:
     code = (
-        "from tests.planner.solver.blocks import AlphaBeta, Llama, model\n"
+        "from tests.planner.blocks import AlphaBeta, Llama, model\n"
         "from planner.placement import search\n"
         "found = search(model(Llama(layers=2)), ('dp', 'tp'), (2, 4), AlphaBeta({'dp': 2, 'tp': 4}), num_microbatches=4, memory_price=1e-11)\n"
         "print(found.rules, found.hubs, found.params, found.reboxed, found.cost_s, found.nbytes)\n"

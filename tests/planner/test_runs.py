@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.planner.solver.blocks import AlphaBeta, Llama, block, model
 
 from ir.graph import Builder, Graph
 from planner.placement import new_tables, price, search
@@ -14,6 +13,7 @@ from planner.runs import Short, layer_keys, shorten
 from planner.solver.elimination import solve
 from planner.solver.factors import FactorGraph, Solution
 from planner.space import Limit, Space
+from tests.planner.blocks import AlphaBeta, Llama, block, model
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, dtype="float32")
 PRICES = AlphaBeta({"tp": 4}, latency_s=5e-6, bytes_per_s=1e9, flops_per_s=1e12, memory_bytes_per_s=1e10, launch_s=1e-6)
