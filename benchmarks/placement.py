@@ -6,7 +6,6 @@ Seconds are CPU seconds of one thread. Usage: python benchmarks/placement.py [--
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -107,21 +106,27 @@ def mixed_rows(name: str, layers: int) -> Iterator[dict[str, object]]:
         yield {"model": name, "layers": layers, "share": share, "time_s": found.placed.time_s, "gap": found.gap, "cpu_s": time.process_time() - start}
 
 
+def write(found: dict[str, list[dict[str, object]]], result: str | None) -> None:
+    """What there is so far, so that a run that is cut short leaves it."""
+    if result:
+        about = {"measured_on": date.today().isoformat(), "load_average": os.getloadavg(), "cores": os.cpu_count()}
+        Path(result).write_text(json.dumps(about | found, indent=1) + "\n")
+
+
 def main(num_blocks: int, models: bool, result: str | None) -> int:
     found: dict[str, list[dict[str, object]]] = {"models": [], "blocks": [], "mixed": []}
     for arguments in MODELS if models else ():
         found["models"].append(model_row(*arguments))
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in found["models"][-1].items()}, flush=True)
-    for arguments in BLOCKS[:: max(1, len(BLOCKS) // num_blocks)][:num_blocks] if num_blocks else ():
-        found["blocks"] += block_rows(*arguments)
+    for of_block in BLOCKS[:: max(1, len(BLOCKS) // num_blocks)][:num_blocks] if num_blocks else ():
+        found["blocks"] += block_rows(*of_block)
         mine = found["blocks"][-len(SHARES) :]
-        print(arguments, f"equal {sum(bool(r['is_equal']) for r in mine)} of {len(mine)}", flush=True)
+        write(found, result)
+        print(of_block, f"equal {sum(bool(r['is_equal']) for r in mine)} of {len(mine)}", flush=True)
     for name in ("gpt2", "llama-3-8b") if models else ():
         found["mixed"] += mixed_rows(name, 32)
         print(name, "gaps", [f"{r['gap']:.3%}" for r in found["mixed"][-len(SHARES) :]], flush=True)
-    if result:
-        about = {"measured_on": date.today().isoformat(), "load_average": os.getloadavg(), "cores": os.cpu_count()}
-        Path(result).write_text(json.dumps(about | found, indent=1) + "\n")
+    write(found, result)
     return sum(not r["is_equal"] for r in found["blocks"])
 
 
