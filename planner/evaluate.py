@@ -35,8 +35,14 @@ from simulator.cost import CostModel
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
 
-PRICES = (0.0, 0.03, 1.0, 30.0)
-"""Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+PRICES = (0.0, 0.03, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Prices of memory among which the lowest is sought at which a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+
+SLACK = 0.15
+"""Share of its time that a draft at no price of memory may be slower than one at the best price: whatever is slower than what is known by more is left."""
+
+NOTHING = 0.003
+"""Share of a step below which a lower price of memory gains nothing."""
 
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
@@ -94,20 +100,25 @@ class Evaluator:
     def prices(self) -> tuple[float, ...]:
         return PRICES if "zero" not in self.fix else PRICES[:1]
 
-    def evaluate(self, c: Candidate) -> Evaluated:
-        """The cheapest draft of the candidate that fits; the smallest one where none does.
+    def evaluate(self, c: Candidate, known_s: float = math.inf) -> Evaluated:
+        """The cheapest draft of the candidate that fits; the smallest one where none does, or one that is slower than `known_s` by far.
 
-        The highest price is asked second: where even that does not fit, those between need not be.
+        The highest price is asked second: where even that does not fit, or costs nothing, those between need not be.
         """
-        free, *dearer = self.prices
-        first = self.evaluate_at(c, free)
-        if first.fits(self.memory_fraction) or not dearer:
+        prices = self.prices
+        first = self.evaluate_at(c, prices[0])
+        if first.fits(self.memory_fraction) or len(prices) == 1 or first.estimate_s * (1 - SLACK) > known_s:
             return first
-        tightest = self.evaluate_at(c, dearer.pop())
-        if not tightest.fits(self.memory_fraction):
-            return min(first, tightest, key=lambda e: e.memory.peak_bytes)
-        between = (self.evaluate_at(c, price) for price in dearer)
-        return next((e for e in between if e.fits(self.memory_fraction)), tightest)
+        best = self.evaluate_at(c, prices[-1])
+        if not best.fits(self.memory_fraction):
+            return min(first, best, key=lambda e: e.memory.peak_bytes)
+        low, high = 0, len(prices) - 1
+        while high - low > 1 and best.estimate_s > first.estimate_s * (1 + NOTHING):
+            middle = (low + high) // 2
+            this = self.evaluate_at(c, prices[middle])
+            low, high = (low, middle) if this.fits(self.memory_fraction) else (middle, high)
+            best = this if high == middle and this.estimate_s < best.estimate_s else best
+        return best
 
     def evaluate_at(self, c: Candidate, price: float, exposed: float = EXPOSED) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
