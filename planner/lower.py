@@ -229,14 +229,16 @@ class _Writer:
         return self.credits[life]
 
     def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
-        """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
+        """Where a rank runs several forwards (of virtual stages, of pieces), the life of each item of what passes keep for later ones, in places of the
+        order; see `planner.stack`.
+        """
         at = {(p, slot.microbatch): place for place, slot in enumerate(self.slots) for p in passes_of(slot)}
         found = {}
-        for value in self.here.values.values() if self.plan.pieces else ():
+        for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if life.is_computed and self._memory(value) == "saved":
-                ends = (max(at[p, m] for p in life.read) for m in range(self.plan.num_microbatches))
-                found[self._at(value.name, rank)] = tuple(Life(at[life.written, m], end) for m, end in enumerate(ends))
+            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+                spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
+                found[self._at(value.name, rank)] = tuple(sorted(spans))  # the n-th item that is written lies in slot n, whichever microbatch's it is
         return found
 
     def _memory(self, value: Value) -> str:

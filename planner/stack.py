@@ -1,6 +1,6 @@
 """What passes keep for their backwards shares memory across passes: places that follow each other in the frozen order, not slots of each pass by itself.
 
-Where a rank runs several forwards that keep something (the pieces of a sequence), each has most of its items at another time than the others, and so many slots
+Where a rank runs several forwards that keep something (virtual stages, the pieces of a sequence), each has most of its items at another time than the others, and so many slots
 for each would hold more than is ever kept at once. The compute queue's order is frozen, so the life of every item of a step is known: from the place of its
 forward in the order to that of its last backward. Items of one pass that live equally long lie together, one block for each microbatch, and every slot of a
 register gets an offset of its own.
@@ -18,7 +18,8 @@ from planner.arena import ALIGNMENT, Life, first_fit
 def stack(registers: Sequence[Register], lives: Mapping[str, tuple[Life, ...]]) -> list[Register]:
     """The registers of one rank, those in `lives` with a slot for each microbatch and an offset for each slot.
 
-    `lives`: by register the life of each microbatch's item, in places of the rank's order of passes; all of these are touched by the compute queue alone.
+    `lives`: by register the life of each item, in the order in which they are written, in places of the rank's order of passes; all of these are touched by
+    the compute queue alone.
     """
     bundles: dict[tuple[Life, ...], list[Register]] = {}
     for r in registers:
