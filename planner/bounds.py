@@ -76,8 +76,8 @@ class Bounds:
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
     def guess_s(self, c: Candidate) -> float:
-        """The kernels as they are uncut, two all-reduces a block and direction (or every rank doing all, where that is faster), half of the gradients' reduction,
-        the gathering of parameters that do not fit. No bound, no promise.
+        """The kernels as they are uncut, two all-reduces a block and direction (or every rank doing all, where that is faster), half of the gradients'
+        reduction, the gathering of parameters that do not fit. No bound, no promise.
         """
         graph = self.graph(1)
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]

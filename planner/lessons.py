@@ -48,7 +48,7 @@ class Lessons:
         """Seconds that each of these may be expected to take at best: its guess, off by as much as those like it, less a doubt where none is like it."""
         at = [self._at[c] for c in waiting]
         if not self._known:
-            return np.exp(self._log_guesses[at])
+            return np.array(self.guesses, dtype=float)[at]
         distances = np.abs(self._places[at][:, None] - self._places[self._known][None]).sum(axis=2)
         nearest = distances.min(axis=1)
         weights = np.exp(-(distances - nearest[:, None]) / REACH)

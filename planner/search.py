@@ -169,11 +169,11 @@ class _Search:
                 self._put_off(c)
         try:
             while self.waiting and not self._is_enough():
-                c = self._next()
-                if c is None:
+                promising = self._next()
+                if promising is None:
                     break
-                self._try(c)
-                self.waiting.remove(c)
+                self._try(promising)
+                self.waiting.remove(promising)
             self._try_schedules()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
