@@ -27,6 +27,9 @@ from planner.pieces import mark_of, start_of, whole_name
 
 PARTS = ("begin", "F", "I", "W", "end")
 
+SHIFT = "shift"
+"""The operator that a split sequence makes a message of."""
+
 READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "end": ("end",)}
 """In each part, the parts whose re-shards it reads: weight gradients may run much later than input gradients, never before them."""
 
@@ -49,7 +52,7 @@ class Task:
     """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
 
     `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
-    send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    shift (to the next rank on mesh axis `axis`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
     `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
 
@@ -216,6 +219,8 @@ class _Placer:
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------------------
 
     def _rules(self, node: Node, op: Op) -> tuple[Rule, ...]:
+        if node.name in self.plan.rules:
+            return self.plan.rules[node.name]
         if node.op == "add" and node.phase == "I":
             return tuple(_sum_rule(sbp) for sbp in self._hub(node.outputs[0]))
         if node.op == "fill":
@@ -261,16 +266,28 @@ class _Placer:
                 writes.append(self._accumulator(stage, t, nd))
             else:
                 writes.append(self._value(stage, tensor, nd, part))
-        self._task(
-            stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
-            phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
-        )  # fmt: skip
+        if node.op == SHIFT:
+            self._shift(stage, part, node, reads, tuple(writes), rules)
+        else:
+            self._task(
+                stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
+                phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
+            )  # fmt: skip
         passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
             self.last_of_layer.setdefault((stage, part), {})[node.layer] = passing[0]
         for t, name in zip(node.outputs, writes, strict=True):
             if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
+
+    def _shift(self, stage: int, part: str, node: Node, reads: tuple[str, ...], writes: tuple[str, ...], rules: tuple[Rule, ...]) -> None:
+        """A message from each rank to the next one along the axis that splits what is shifted."""
+        axis, after = rules.index(Rule("split", "s")), node.attrs.get("after", "")
+        waits = tuple(where[key] for where in (self.hubbed, self.unboxed) if (key := self._home(stage, after)) in where)
+        self._task(
+            stage, part, "shift", node.op, node.name, reads=reads, writes=writes, waits=waits, axis=axis, queue=f"comm.{self.plan.axes[axis]}",
+            origin=node.origin, phase=node.phase, layer=node.layer,
+        )  # fmt: skip
 
     def _output(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str:
         """Where a part of the loss is added up over the step: the pieces of a sequence add to one value."""
