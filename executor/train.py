@@ -187,7 +187,8 @@ def _data(program: Program, data: Data | str | None, seed: int) -> Data:
 
 def _vocab(program: Program) -> int:
     """How many entries the table that looks bytes up has over all ranks; a byte above would be looked up nowhere."""
-    sizes = [a.work.total["v"] for a in program.actors if a.work.op == "embedding" and "v" in a.work.total]
+    typed = {r.name for r in program.registers if r.tensor == "token_types"}
+    sizes = [a.work.total["v"] for a in program.actors if a.work.op == "embedding" and "v" in a.work.total and not typed.intersection(a.reads)]
     return min([*sizes, 256])
 
 

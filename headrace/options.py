@@ -14,10 +14,11 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+FIX_KEYS = ("dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 FIX_HELP = (
-    "what the plan must keep, of dp tp pp cp ep vpp mbs schedule recompute zero sp, seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and "
-    "tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+    "what the plan must keep, of dp tp pp cp ep vpp mbs schedule recompute zero sp, cp_form (how attention goes over cp ranks: ring, gather, exchange), cp_order "
+    "(zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and tp_plan (placements of Mesh-TensorFlow and of transformers), "
+    "and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
 )
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
@@ -217,6 +218,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("--freeze", metavar="PATTERN,...", help="parameters that are not trained, such as wte*,h.0.*")
     p.add_argument("--fix", type=fix, metavar="K=V,...", default={}, help=FIX_HELP)
     p.add_argument("--moe-imbalance", type=positive, metavar="X", default=None, help="what the busiest expert gets, in even shares (default: 1)")
+    p.add_argument("--stages", metavar="LAYOUT", default=None, help="blocks of each pipeline stage, as in 11,10,11, or Megatron-LM's Et*3|(tt|)*4|L")
     p.add_argument("--memory-fraction", type=fraction, metavar="X", default=0.95, help="of usable device memory that a plan may fill (default: 0.95)")
     p.add_argument("--budget", type=duration, metavar="T", default=30.0, help="longest time to search, such as 30s (default: 30s)")
 

@@ -70,13 +70,13 @@ def plan(
     model: Model | str, cluster: Cluster | str, *, batch: int | None = None, seq: int | None = None, dtype: str | None = None,
     optimizer: str | Mapping[str, Any] = "adamw",
     top: int = 5, fix: Mapping[str, str | int] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress = _silent,
-    cluster_name: str | None = None,
+    cluster_name: str | None = None, stages: str | None = None,
 ) -> search.Result:  # fmt: skip
     """The best ways to train `model` on `cluster`, fastest first: `.plans`, each with `.layout` and `.predicted`.
 
     `batch` in sequences (8 a device), `seq` in tokens (the model's longest), `dtype` (bfloat16; float32 on a machine without it). `fix` says what every plan
-    must keep, `{"tp": 2}`; `cluster_name` what the plan is to call a cluster that is given as a value (its name). Raises PlanError for what
-    is illegal, DoesNotFit when nothing fits.
+    must keep, `{"tp": 2}`; `stages` which layers each stage gets, `"11,10,11"`; `cluster_name` what the plan is to call a cluster that is given as a value (its
+    name). Raises PlanError for what is illegal, DoesNotFit when nothing fits.
     """
     graph_of, devices = _model(model), _cluster(cluster, progress)
     found = search.plan(
@@ -84,7 +84,7 @@ def plan(
         batch=batch if batch is not None else DEFAULT_BATCH_PER_DEVICE * devices.num_devices,
         seq=seq if seq is not None else graph_of.max_seq,
         dtype=dtype if dtype is not None else default_dtype(devices),
-        optimizer=optimizer, top=top, fix=dict(fix or {}), memory_fraction=memory_fraction, budget_s=budget_s, progress=progress,
+        optimizer=optimizer, top=top, fix=dict(fix or {}), memory_fraction=memory_fraction, budget_s=budget_s, progress=progress, stages=stages,
     )  # fmt: skip
     text = cluster if isinstance(cluster, str) else cluster_name
     named = cluster_reference(text) if text is not None else devices.name

@@ -175,14 +175,19 @@ class Crossing:
     enter: NdSbp
 
 
+def crossing_ends(src: NdSbp, src_mesh: Mesh, dst: NdSbp, dst_mesh: Mesh, shape: Sequence[int]) -> tuple[NdSbp, NdSbp]:
+    """(`leave`, `enter`) of the `crossing`, without its pieces."""
+    leave = _sliced(src, src_mesh, shape)
+    return leave, leave if src_mesh.shape == dst_mesh.shape else _sliced(dst, dst_mesh, shape)
+
+
 def crossing(src: NdSbp, src_mesh: Mesh, dst: NdSbp, dst_mesh: Mesh, shape: Sequence[int]) -> Crossing:
     """How a tensor that is `src` on one mesh comes to be `dst` on another, every byte crossing once.
 
     P is reduce-scattered before it leaves and B is sliced; on the far side B is gathered again. Where no dim is long enough to slice, P becomes B and one
     copy is sent to every rank that needs it.
     """
-    leave = _sliced(src, src_mesh, shape)
-    enter = leave if src_mesh.shape == dst_mesh.shape else _sliced(dst, dst_mesh, shape)
+    leave, enter = crossing_ends(src, src_mesh, dst, dst_mesh, shape)
     pieces = []
     for to in dst_mesh.ranks:
         wanted = local_region(shape, enter, dst_mesh.shape, dst_mesh.coords(to))
@@ -230,6 +235,7 @@ __all__ = [
     "cached_chain",
     "chain",
     "crossing",
+    "crossing_ends",
     "kind_1d",
     "legal",
     "may_step",

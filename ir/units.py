@@ -40,12 +40,12 @@ def is_floating(dtype: str) -> bool:
 
 
 def seconds(value: float) -> str:
-    """A duration of three significant digits.
+    """A duration of three significant digits; below a picosecond, which only rounding leaves, it is none.
 
-    >>> seconds(0.01234), seconds(3.2e-6), seconds(75.0)
-    ('12.3 ms', '3.2 us', '75 s')
+    >>> seconds(0.01234), seconds(3.2e-6), seconds(75.0), seconds(6e-13)
+    ('12.3 ms', '3.2 us', '75 s', '0 ns')
     """
-    return _scaled(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
+    return _scaled(value if abs(value) >= 1e-12 else 0.0, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)))
 
 
 def nbytes(value: float) -> str:
@@ -60,8 +60,8 @@ def nbytes(value: float) -> str:
 def count(value: float) -> str:
     """A count in the field's decimal units.
 
-    >>> count(124_439_808)
-    '124 M'
+    >>> count(124_439_808), count(999_885_952)
+    ('124 M', '1000 M')
     """
     return _scaled(value, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))).strip()
 
@@ -70,7 +70,7 @@ def _scaled(value: float, steps: tuple[tuple[str, float], ...]) -> str:
     if not math.isfinite(value):
         return str(value)
     for unit, size in steps:
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}" if abs(value) < 1000 * size else f"{value / size:.0f} {unit}"
+        if abs(value) >= 0.9995 * size:  # 999.9 M is 1 B in three digits
+            return f"{value / size:.3g} {unit}" if abs(value) < 999.5 * size else f"{value / size:.0f} {unit}"
     unit, size = steps[-1]
     return f"{value / size:.3g} {unit}"

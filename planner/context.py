@@ -36,8 +36,8 @@ def is_positional(node: Node) -> bool:
     return op in ("attention", "rope", "positions") or catalogue(node.op).random
 
 
-def refusal(graph: Graph, num_ranks: int, form: str, zigzag: bool) -> str:
-    """Why this form or order is not for the model; empty where it is."""
+def refusal(graph: Graph, num_ranks: int, form: str, zigzag: bool, tp: int = 1) -> str:
+    """Why this form or order is not for the model, whose heads are split `tp` ways besides; empty where it is."""
     attention = [n for n in graph.nodes if n.op.partition("_")[0] == "attention"]
     other = next((n for n in attention if n.op != "attention"), None)
     if form in ("ring", "exchange") and other is not None:
@@ -46,8 +46,8 @@ def refusal(graph: Graph, num_ranks: int, form: str, zigzag: bool) -> str:
         sizes = graph.sizes(n)
         if sizes["s"] % num_ranks:
             return f"the sequence of {sizes['s']} tokens does not divide by {num_ranks}; take a divisor of it"
-        if form == "exchange" and sizes["g"] % num_ranks:
-            return f"{sizes['g']} key heads do not divide by {num_ranks}; take a divisor of them, or cp_form=gather"
+        if form == "exchange" and sizes["g"] % (num_ranks * tp):
+            return f"{sizes['g']} key heads do not divide by cp x tp = {num_ranks * tp}; take a divisor of them, or cp_form=ring"
         if form == "ring" and sizes["s"] != sizes["z"]:
             return f"`{n.name}` looks at another sequence than its own; take cp_form=gather"
         if zigzag and (not n.attrs.get("causal", True) or n.op != "attention"):

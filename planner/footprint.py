@@ -28,12 +28,12 @@ class Footprint:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
         state, saved = self.state(), self.saved(c.recompute == "full")
         num_samples = c.mbs * c.dp
-        stages = self.bounds.stages(c.pp * c.vpp)
+        stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
-        stashes = [schedule(c.schedule).stash(stage, c.pp, c.num_microbatches) if plain else 1 for stage in range(len(stages))]
+        stashes = [schedule(c.schedule).memory(stage, c.pp, c.num_microbatches, 1) if plain else 1 for stage in range(len(stages))]
         held = self._held(c, [sum(state[a:b]) for a, b in stages])
         needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
-        return max(needs) / (c.dp * c.tp)
+        return max(needs) / c.stage_ranks
 
     @staticmethod
     def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:

@@ -25,12 +25,12 @@ from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
-from planner.orders import firings, in_its_copy, orders_of, splits
+from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
-from planner.schedules import Slot
+from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
 from planner.stack import stack
 
@@ -60,12 +60,12 @@ def joint_graph(graph: Graph, plan: Plan) -> Joint:
     return with_rings(backward(forward, unrolled_layers(plan, plan.recompute)), plan)
 
 
-def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None) -> Program:
-    """What `lower` gives, without proofs."""
-    orders, k = orders_of(plan), max(1, len(plan.pieces))
+def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
+    """What `lower` gives, without proofs; under other `orders` than the plan's where these are given."""
+    orders, k = orders or orders_of(plan), max(1, len(plan.pieces))
     line, *slots = unrolled_slots(tuple(in_its_copy(row, plan) for row in (one_line(orders, k), *orders)), k)
     moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
-    chained = len(plan.sites) == len(plan.stages) and k == 1 and not splits(plan)
+    chained = len(plan.sites) == len(plan.stages) and k == 1 and not any(slot.kind in "IW" for row in orders for slot in row)
     cuts = tuple(sorted({s.first for s in plan.stages}))
     plan = ringed_plan(unrolled_plan(plan.squeezed(), joint.graph), joint)
     sites = tuple(map(elide_copies, place(joint, plan)))
@@ -149,6 +149,10 @@ class _Life:
     is_computed: bool
 
 
+_Named = tuple[list[Firing] | None, str, Queue, Pass]
+"""A task of a rank: the order that it joins, none for a receive, its actor, its queue, and the pass that it belongs to, of a receive that of its sender."""
+
+
 class _Writer:
     """Writes one site's tasks out for its ranks."""
 
@@ -162,6 +166,7 @@ class _Writer:
         self.splits = any(slot.kind in "IW" for slot in slots)
         self.all_tasks = (*self._tasks("begin"), *(t for s in sorted({slot.stage for slot in slots}) for t in self._stage(s)), *self._tasks("end"))
         self.lives = self._lives()
+        self.credits: dict[_Life, int] = {}
         self.kernels: dict[tuple[Any, ...], Work] = {}
 
     def _tasks(self, part: str, stage: int | None = None) -> tuple[Task, ...]:
@@ -219,9 +224,11 @@ class _Writer:
         if value.clock == "step":
             return 1
         life, m = self.lives[value.name], firings(self.plan)
-        kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
-        waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
-        return min(max(kept + life.is_in_transit, waiting), m)
+        if life not in self.credits:
+            kept = in_flight(self.slots, life.written, life.read) if life.read - {life.written} else 1
+            waiting = on_the_way(self.moments, life.sent, life.read or {life.written}, m) if life.sent else 1
+            self.credits[life] = min(max(kept + life.is_in_transit, waiting), m)
+        return self.credits[life]
 
     def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
         """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
@@ -253,20 +260,33 @@ class _Writer:
         """What each queue fires, in order: receives in the order in which their senders come to them, all else as the schedule runs the passes."""
         found: dict[Queue, list[Firing]] = {}
         received: dict[Queue, list[tuple[int, Firing]]] = {}
+        named: dict[tuple[int, str], list[_Named]] = {}
 
-        def fire(tasks: Sequence[Task], microbatch: int) -> None:
+        def name(tasks: Sequence[Task]) -> list[_Named]:
+            listed: list[_Named] = []
             for t in tasks:
-                firing = (self._at(t.name, rank), microbatch)
+                queue = (rank, t.queue)
                 if t.kind == "recv":
-                    found.setdefault((rank, t.queue), [])
-                    received.setdefault((rank, t.queue), []).append((self.moments[(t.peers[0], t.part), microbatch], firing))
+                    found.setdefault(queue, [])
+                    received.setdefault(queue, [])
+                    listed.append((None, self._at(t.name, rank), queue, (t.peers[0], t.part)))
                 elif self._has(t, rank):
-                    found.setdefault((rank, t.queue), []).append(firing)
+                    listed.append((found.setdefault(queue, []), self._at(t.name, rank), queue, (t.stage, t.part)))
+            return listed
 
-        fire(self._tasks("begin"), 0)
+        def fire(tasks: Sequence[_Named], microbatch: int) -> None:
+            for order, actor, queue, sent in tasks:
+                if order is None:
+                    received[queue].append((self.moments[sent, microbatch], (actor, microbatch)))
+                else:
+                    order.append((actor, microbatch))
+
+        fire(name(self._tasks("begin")), 0)
         for stage, kind, microbatch in self.slots:
-            fire(self._backward(stage) if kind == "B" else self._tasks(kind, stage), microbatch)
-        fire(self._tasks("end"), 0)
+            if (stage, kind) not in named:
+                named[stage, kind] = name(self._backward(stage) if kind == "B" else self._tasks(kind, stage))
+            fire(named[stage, kind], microbatch)
+        fire(name(self._tasks("end")), 0)
         found |= {queue: [firing for _, firing in sorted(order, key=lambda x: x[0])] for queue, order in received.items()}
         return {queue: tuple(order) for queue, order in found.items()}
 

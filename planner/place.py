@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from ir.boxing import Step, cached_chain, crossing
+from ir.boxing import Step, cached_chain, crossing_ends
 from ir.errors import PlanError
 from ir.graph import Node, Tensor
 from ir.mesh import Mesh
@@ -317,9 +317,9 @@ class _Placer:
         """Sends a value to another stage, every byte once, and brings it to its hub there."""
         src, dst = self._site(stage).mesh, self._site(other).mesh
         hub = self._site(stage).values[have].nd
-        way = crossing(hub, src, hub, dst, spec.shape)
-        leave = self._box(stage, spec, have, way.leave, part, node)
-        enter = self._value(other, spec, way.enter, part, memory="buffer")
+        leaving, entering = crossing_ends(hub, src, hub, dst, spec.shape)
+        leave = self._box(stage, spec, have, leaving, part, node)
+        enter = self._value(other, spec, entering, part, memory="buffer")
         direction = "f" if part == "F" else "b"
         name = f"{spec.name}.{stage}to{other}.{part}"
         about: dict[str, Any] = {"origin": node.origin or node.name, "phase": node.phase, "layer": node.layer}

@@ -75,6 +75,13 @@ class MeshPricing:
         return self._groups[""][0]
 
 
+TIE_BYTE_S = 1e-23
+TIE_COLLECTIVE_S = 1e-17
+TIE_KEPT_S = 1e-27
+"""What decides between placements of equal cost: bytes moved, then collectives, then bytes kept, then the order of states. A millionth of a millionth of what a
+byte on a link, a launch or a byte of memory costs, so that no two costs change places by it."""
+
+
 def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int], shape: Sequence[int], itemsize: int) -> Price:
     """The price of one boxing step of a tensor, for `ir.boxing.chain`; what the search charges is the sum over the chain."""
 
@@ -82,7 +89,8 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
         read, written = step_nbytes(step, shape, mesh_shape, itemsize)
         if step.is_local:
             return pricing.local_s(2 * written if step.kind != "pad" else read + written)
-        return pricing.collective_s(step.kind, max(read, written), axes[step.axis])
+        nbytes = max(read, written)
+        return pricing.collective_s(step.kind, nbytes, axes[step.axis]) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
 
     return price
 

@@ -18,6 +18,7 @@ from planner.blocks import CannotFold, Repeated
 from planner.factors import FactorGraph
 from planner.facts import Facts, uneven_labels
 from planner.optimizers import is_hidden, update_of
+from planner.pricing import TIE_KEPT_S
 from planner.runs import Short
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
@@ -53,11 +54,11 @@ class Terms:
 
     def charge(self, layer: int) -> float:
         """Seconds per byte of a saved value of this layer."""
-        return _at(self.memory_price, layer, 0.0) * self.copies(layer)
+        return (_at(self.memory_price, layer, 0.0) + TIE_KEPT_S) * self.copies(layer)
 
     def state_charge(self, layer: int) -> float:
         """Seconds per byte of a parameter of this layer, its gradient and its states."""
-        return _at(self.state_price, layer, 0.0)
+        return _at(self.state_price, layer, 0.0) + TIE_KEPT_S
 
     def rate(self, layer: int) -> Rate:
         return self.charge(layer), self.copies(layer)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ from planner.factors import FactorGraph, Scope, Table
 
 TABLE_LIMIT = 1 << 23
 """Entries of the largest table that an elimination of degree 3 or more may form, the eliminated variable counted: 64 MiB of float64."""
+
+MANY = 1 << 22
+"""Sums of an elimination from which it is worth looking for states that one of its tables cannot tell apart."""
 
 IMPOSSIBLE = -1e300
 """How much less than any other a state costs that is impossible: finite, so that it can be added up."""
@@ -278,6 +282,7 @@ def _minimum(parts: Sequence[Table], shape: tuple[int, ...]) -> Table:
     if len(shape) < 2:
         total = sum(parts[1:], start=parts[0])
         return np.broadcast_to(np.asarray(total.min(axis=-1)), shape)
+    parts = _without_twins(parts, shape)
     slices = [np.ascontiguousarray(np.moveaxis(part, -1, 0)) for part in parts]
     best = np.full(shape, np.inf)
     total = np.empty(shape)
@@ -290,6 +295,24 @@ def _minimum(parts: Sequence[Table], shape: tuple[int, ...]) -> Table:
             np.add(total, part[i], out=total)
         np.minimum(best, total, out=best)
     return best
+
+
+def _without_twins(parts: Sequence[Table], shape: tuple[int, ...]) -> list[Table]:
+    """The same minimum with fewer states in the last axis: of those that the largest part cannot tell apart, the others' least is taken first."""
+    large = max(parts, key=lambda part: part.size)
+    rest = [part for part in parts if part is not large]
+    n = large.shape[-1]
+    if math.prod(shape) * n < MANY or not rest or math.prod(np.broadcast_shapes(*(part.shape for part in rest))) * 4 > math.prod(shape) * n:
+        return list(parts)
+    columns = np.ascontiguousarray(np.moveaxis(large, -1, 0)).reshape(n, -1)
+    groups: dict[bytes, list[int]] = {}
+    for i, column in enumerate(columns):
+        groups.setdefault(hashlib.blake2b(column.tobytes(), digest_size=16).digest(), []).append(i)
+    if len(groups) == n:
+        return list(parts)
+    total = sum(rest[1:], start=rest[0])
+    least = np.stack([total[..., group].min(axis=-1) for group in groups.values()], axis=-1)
+    return [large[..., [group[0] for group in groups.values()]], least]
 
 
 def undominated(tables: Sequence[Table]) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from ir.ops import catalogue
 from ir.plan import Hub, Plan
 from ir.sbp import NdSbp, Sbp
 from planner.autodiff import Joint
-from planner.context import AXIS, is_positional
+from planner.context import AXIS, FORMS, is_positional, refusal
 
 _TURN = {"attention": "attention_part", "attention.grad": "attention_part.grad"}
 
@@ -179,10 +179,20 @@ def _joining(sbp: Sbp) -> Rule:
 
 
 def check_context(graph: Graph, plan: Plan) -> None:
-    """Raises PlanError where `plan.context` is none that the graph can be run with."""
-    from_axis = num_parts(plan)
-    if plan.context and from_axis == 1:
-        raise PlanError(f"the plan says context `{plan.context}`, but its mesh has no axis {AXIS}; plan again")
+    """Raises PlanError where `plan.context` is none that the graph can be run with on the plan's mesh."""
+    form, _, order = plan.context.partition(" ")
+    if not plan.context:
+        return
+    if form not in FORMS or order not in ("", "zigzag"):
+        raise PlanError(f"the plan says context `{plan.context}`; it can be {', '.join(FORMS)}, and with it zigzag")
+    if num_parts(plan) == 1:
+        raise PlanError(f"the plan says context `{plan.context}`, but its mesh has no axis {AXIS} of 2 ranks or more; plan again")
+    if why := refusal(graph, num_parts(plan), form, order == "zigzag"):
+        raise PlanError(f"context `{plan.context}` over {num_parts(plan)} ranks: {why}")
+    for n in graph.nodes if form == "ring" else ():
+        split = [axis for rule, axis in zip(plan.rules.get(n.name, ()), plan.axes, strict=False) if n.op == "attention" and rule == Rule("split", "s")]
+        if n.op == "attention" and split != [AXIS]:
+            raise PlanError(f"a ring splits the sequence of `{n.name}` on axis {AXIS} and no other; the plan has it on {', '.join(split) or 'none'}")
 
 
 __all__ = ["check_context", "is_zigzag", "num_parts", "ordered", "ringed_plan", "with_rings"]

@@ -1,9 +1,10 @@
 """The search: from a model, a cluster and a batch to the best plans.
 
-Outside, every candidate (data, tensor, pipeline parallel, microbatch, schedule, recompute) gets a lower bound from its floating point operations alone and a
-guess that orders the work (`planner.bounds`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order each is evaluated
+Outside, every layout (data, tensor, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone and a guess that
+orders the work (`planner.bounds`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order each is evaluated under 1F1B
 (`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is left; while many are too big and
-nothing fits, the smallest come first. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
+nothing fits, the smallest come first. Then the layouts whose busiest rank has least to do are timed under every other schedule, and for the best an order of
+their own is searched. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
 The same input gives the same plans, but where the time runs out.
 """
 
@@ -18,9 +19,9 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
-from ir.units import dtype_name, nbytes
+from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, candidates, parse_fix
+from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.hints import Hint
@@ -36,7 +37,19 @@ PATIENCE = 10
 """So many candidates in a row that do not better the best end the search; those left are told by their bounds (`gap`)."""
 
 SEARCH_SHARE = 0.5
-"""Of the budget that the search may use; the rest is for simulating the best, which for a model of a hundred layers takes longer than finding them."""
+"""Of the budget that the search may use; the rest is for simulating the best."""
+
+STUBBORN = 4
+"""So many layouts in a row whose other schedules do not better the best end the comparison of schedules."""
+
+NUM_SEARCHED = 2
+"""Layouts, the best ones, for which an order of their own is searched."""
+
+LONGEST = 1024
+"""Microbatches times ranks up to which an order is searched."""
+
+LEAST_GAIN = 0.01
+"""Share of a step that ranks must wait for an order to be searched."""
 
 Progress = Callable[[str, int, int], None]
 """progress(what is done now, how many are done, how many there are)."""
@@ -62,18 +75,19 @@ class Result:
 
 def plan(
     model: Model, cluster: Cluster, *, batch: int, seq: int, dtype: str = "bfloat16", optimizer: str | Mapping[str, Any] = "adamw", top: int = 5,
-    fix: Mapping[str, Any] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress | None = None,
+    fix: Mapping[str, Any] | None = None, memory_fraction: float = 0.95, budget_s: float = 30.0, progress: Progress | None = None, stages: str | None = None,
 ) -> Result:  # fmt: skip
     """The best `top` plans for a global `batch` of samples of `seq` tokens on all devices of the cluster.
 
-    `memory_fraction` of the usable memory may be filled. After `budget_s` seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe
-    (nothing yet: the search goes on until something fits, and the interrupt goes to the caller). Raises DoesNotFit with the nearest plans and what would help
+    `memory_fraction` of the usable memory may be filled. `stages`: which layers each stage gets, as `planner.stages.parse_stages` reads it. After `budget_s`
+    seconds, or at an interrupt, the best so far are returned, fewer than `top` maybe (nothing yet: the search goes on until something fits, and the interrupt
+    goes to the caller). Raises DoesNotFit with the nearest plans and what would help
     when nothing fits, InputError or PlanError when `fix` contradicts the cluster or the model.
     """
     if top < 1:
         raise PlanError(f"top is {top}; ask for 1 plan or more")
-    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction)
-    space = list(candidates(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
+    evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction, stages)
+    space = list(bases(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")
     return _Search(evaluator, space, top, time.perf_counter(), budget_s, progress).run()
@@ -82,7 +96,7 @@ def plan(
 def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str, Any]) -> Plan:
     """The best plan with the batch, dtype and optimizer of `like` that keeps `fix`, simulated, even if it does not fit. PlanError when there is none."""
     evaluator = _evaluator(model, cluster, like.batch, like.seq, like.dtype, like.optimizer, fix, 1.0)
-    space = list(candidates(evaluator.fix, cluster.num_devices, like.batch, evaluator.bounds.graph(1)))
+    space = list(bases(evaluator.fix, cluster.num_devices, like.batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout keeps {dict(fix)} on {cluster.num_devices} devices with batch {like.batch}")
     tried = [evaluator.evaluate(c) for c in _ordered(evaluator.bounds, space)[:4]]
@@ -91,12 +105,16 @@ def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str,
 
 
 def _evaluator(
-    model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float
-) -> Evaluator:
+    model: Model, cluster: Cluster, batch: int, seq: int, dtype: str, optimizer: Mapping[str, Any], fix: Mapping[str, Any], memory_fraction: float,
+    stages: str | None = None,
+) -> Evaluator:  # fmt: skip
     if not any(d.flops_per_s.get(dtype, 0.0) for d in cluster.devices):
         raise PlanError(f"the devices of `{cluster.name}` have no rate for {dtype}; they have {', '.join(cluster.devices[0].flops_per_s)}")
     bounds = Bounds(model, seq, dtype, CostModel(cluster))
-    return Evaluator(bounds, cluster, batch, optimizer, parse_fix(fix, cluster.num_devices, batch, bounds.graph(1)), memory_fraction)
+    keep = parse_fix(fix, cluster.num_devices, batch, bounds.graph(1))
+    keep = fix_stages(keep, stages, bounds.graph(1)) if stages else keep
+    bounds = replace(bounds, given=keep.get("stages", ()), rows=keep.get("orders", ()))
+    return Evaluator(bounds, cluster, batch, optimizer, keep, memory_fraction)
 
 
 def _ordered(bounds: Bounds, space: Sequence[Candidate]) -> list[Candidate]:
@@ -110,7 +128,9 @@ def _by_estimate(e: Evaluated) -> tuple[float, str]:
 
 @dataclass
 class _Search:
-    """One search under way. `left_out`: the bounds of candidates for which nothing else speaks."""
+    """One search under way over `space`, points of the outer space but for their schedules. `left_out`: the bounds of candidates for which nothing else speaks;
+    `beaten`: those of candidates that fit and were slower than another schedule of the same layout.
+    """
 
     evaluator: Evaluator
     space: Sequence[Candidate]
@@ -122,20 +142,27 @@ class _Search:
     too_big: list[Evaluated] = field(default_factory=list)
     waiting: list[Candidate] = field(default_factory=list)
     left_out: list[float] = field(default_factory=list)
+    beaten: list[float] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    simulated: list[Evaluated] = field(default_factory=list)
+    num_evaluated: int = 0
     num_pruned: int = 0
     in_vain: int = 0
     interrupted: bool = False
     refused: PlanError | None = None
 
     def run(self) -> Result:
-        self.waiting = [c for c in _ordered(self.evaluator.bounds, self.space) if self.evaluator.may_fit(c)]
-        self.num_pruned = len(self.space) - len(self.waiting)
+        might = [c for c in self.space if self.evaluator.may_fit(c)]
+        self.waiting = _ordered(self.evaluator.bounds, might)
+        for c in self.space:
+            if c not in might:
+                self._put_off(c)
         try:
             while self.waiting and not self._is_enough():
                 c = self._next()
                 self._try(c)
                 self.waiting.remove(c)
+            self._try_schedules()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -144,10 +171,23 @@ class _Search:
             self._simulate(1)
         if not self.found and not self.too_big and self.refused:
             raise self.refused
-        if not self.found:
+        if not self.plans:
             raise self._nothing_fits()
-        self.left_out += map(self.evaluator.bounds.lower_bound_s, self.waiting)
+        for c in self.waiting:
+            self.left_out += map(self.evaluator.bounds.lower_bound_s, self._variants(c))
         return self._result()
+
+    def _variants(self, c: Candidate) -> tuple[Candidate, ...]:
+        """The point under every schedule that is open, itself first."""
+        return tuple(variants(c, self.evaluator.fix, self.evaluator.bounds.graph(1)))
+
+    def _put_off(self, c: Candidate) -> None:
+        """A point that cannot fit as it is; under schedules that keep less it might, which nobody tries unless nothing else fits."""
+        for v in self._variants(c):
+            if self.evaluator.may_fit(v):
+                self.left_out.append(self.evaluator.bounds.lower_bound_s(v))
+            else:
+                self.num_pruned += 1
 
     def _next(self) -> Candidate:
         """The most promising one; the smallest where many were too big and none has fitted."""
@@ -161,14 +201,19 @@ class _Search:
         """Whether this share of the budget is used up."""
         return time.perf_counter() - self.began_s > share * self.budget_s
 
+    def _best_s(self) -> float:
+        return min((e.estimate_s for e in self.found), default=math.inf)
+
     def _try(self, c: Candidate) -> None:
-        if self._twin(c, c.schedule, "none"):
-            self.num_pruned += 1  # running layers again only costs time where the same candidate fits without
+        """Evaluates one point under its first schedule, unless another speaks against it."""
+        every = self._variants(c)
+        twin = replace(c, recompute="none")
+        if twin != c and any(e.candidate == twin and not e.price for e in self.found):
+            self.num_pruned += len(every)  # running layers again only costs time where the same candidate fits without, at no price
             return
-        twin = self._twin(c, "1f1b", "none") or self._twin(c, "1f1b", c.recompute)
-        if twin or self._cannot_win(c):
-            self.num_pruned += 1  # GPipe keeps more than 1F1B, and gains some hops at most: the twin's estimate bounds both
-            self.left_out.append(twin.estimate_s if twin else self.evaluator.bounds.lower_bound_s(c))
+        if self._cannot_win(c):
+            self.num_pruned += 1
+            self.left_out += map(self.evaluator.bounds.lower_bound_s, every)
             return
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
@@ -177,7 +222,8 @@ class _Search:
         except PlanError as error:
             self._refuse(error)
             return
-        best_s = min((e.estimate_s for e in self.found), default=math.inf)
+        best_s = self._best_s()
+        self.num_evaluated += 1
         fits = this.fits(self.evaluator.memory_fraction)
         self.in_vain = 0 if not self.found or (fits and this.estimate_s < best_s) else self.in_vain + 1
         (self.found if fits else self.too_big).append(this)
@@ -189,35 +235,97 @@ class _Search:
         self.num_pruned += 1
         self.refused = self.refused or error
 
-    def _twin(self, c: Candidate, schedule: str, recompute: str) -> Evaluated | None:
-        """The other candidate, `c` but for these two, if it was found to fit."""
-        twin = replace(c, schedule=schedule, recompute=recompute)
-        return next((e for e in self.found if e.candidate == twin != c), None)
-
     def _cannot_win(self, c: Candidate) -> bool:
         times = sorted(e.estimate_s for e in self.found)
         return len(times) >= self.top and self.evaluator.bounds.lower_bound_s(c) > min(times[self.top - 1], NEAR * times[0])
 
+    # ---- schedules -----------------------------------------------------------------------------------------------------------------------------------
+
+    def _try_schedules(self) -> None:
+        """Other schedules of what was found, and of what did not fit: those first whose busiest rank has least to do, which no schedule goes below."""
+        open_ones = sorted((e for e in (*self.found, *self.too_big) if len(self._variants(e.candidate)) > 1), key=lambda e: (e.busy_s, str(e.candidate)))
+        in_vain = 0
+        for e in open_ones:
+            best_s = self._best_s()
+            others = [c for c in self._variants(e.candidate)[1:] if c.schedule != "auto"]
+            if in_vain >= STUBBORN or e.busy_s >= best_s or (self.found and self._is_late(SEARCH_SHARE)):
+                self.left_out += map(self.evaluator.bounds.lower_bound_s, others)
+                continue
+            self._compare(e, others)
+            in_vain = 0 if self._best_s() < best_s else in_vain + 1
+        for k, e in enumerate(sorted((e for e in self.found if e.candidate.pp > 1), key=_by_estimate)):
+            self._search_order(e, k < NUM_SEARCHED and not self._is_late(SEARCH_SHARE))
+
+    def _compare(self, e: Evaluated, others: Sequence[Candidate]) -> None:
+        """Times a layout under other schedules at its price of memory; the fastest that fits is a candidate of its own."""
+        if self.progress:
+            self.progress(f"schedules of {e.candidate}", self.num_evaluated, self.num_evaluated + len(others))
+        fitting: list[Evaluated] = []
+        slower = set[str]()
+        for c in others:
+            if c.schedule in slower:
+                self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
+                continue
+            this = self.evaluator.evaluate_at(c, e.price)
+            self.num_evaluated += 1
+            if not this.fits(self.evaluator.memory_fraction):
+                slower.add(c.schedule)  # more stages a rank keep more
+                continue
+            if any(f.candidate.schedule == c.schedule and f.estimate_s <= this.estimate_s for f in fitting):
+                slower.add(c.schedule)  # more stages a rank gain nothing more
+            fitting.append(this)
+        fitting.sort(key=_by_estimate)
+        is_better = fitting and (e not in self.found or fitting[0].estimate_s < e.estimate_s)
+        self.found += fitting[:1] if is_better else []
+        self.beaten += [f.floor_s for f in (fitting[1:] if is_better else fitting)]
+
+    def _search_order(self, e: Evaluated, wanted: bool) -> None:
+        """The best order for the layout's own times, where it may gain something and is not too long to be searched for."""
+        if "schedule" in self.evaluator.fix or e.candidate.schedule == "auto":
+            return
+        c = replace(e.candidate, schedule="auto", vpp=1)
+        if any(e.candidate == c for e in self.found):
+            return
+        if not wanted or c.num_microbatches * c.pp > LONGEST or e.busy_s > e.estimate_s * (1 - LEAST_GAIN):
+            self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
+            return
+        this = self.evaluator.evaluate_at(c, e.price)
+        self.num_evaluated += 1
+        if this.fits(self.evaluator.memory_fraction) and this.estimate_s < e.estimate_s:
+            self.found.append(this)
+        else:
+            self.beaten.append(this.floor_s)
+
+    # ---- simulation ----------------------------------------------------------------------------------------------------------------------------------
+
     def _simulate(self, most: int) -> None:
         """The `top` of the best estimates, and more (`most` in all) as long as their estimates promise more than the best simulation; one, where time is up."""
-        for e in sorted(self.found, key=_by_estimate)[len(self.plans) : most]:
-            if len(self.plans) >= self.top and e.estimate_s >= min(p.predicted["step_s"] for p in self.plans):
+        for e in sorted(self.found, key=_by_estimate):
+            if e in self.simulated:
+                continue
+            if len(self.plans) >= most or (len(self.plans) >= self.top and e.estimate_s >= min(p.predicted["step_s"] for p in self.plans)):
                 return
             if self.plans and self._is_late(1.0):
                 return
             if self.progress and not self.interrupted:
                 self.progress(f"simulating {e.candidate}", len(self.plans), most)
-            self.plans.append(self.evaluator.simulate(e))
+            plan = self.evaluator.simulate(e)
+            self.simulated.append(e)
+            if plan.predicted["peak_gib"] * GIB <= self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes:
+                self.plans.append(plan)
+            else:
+                self.too_big.append(e)
 
     def _result(self) -> Result:
         best = sorted(self.plans, key=lambda p: (p.predicted["step_s"], str(p.layout)))[: self.top]
         step_s = best[0].predicted["step_s"]
-        rest = [e.estimate_s for e in sorted(self.found, key=_by_estimate)[len(self.plans) :]]
-        floor_s = min([*rest, *self.left_out], default=math.inf)
+        rest = [e.floor_s for e in self.found if e not in self.simulated]
+        floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
+        num = sum(len(self._variants(c)) for c in self.space)
         return Result(
-            tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), len(self.space),
-            len(self.found) + len(self.too_big), self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
+            tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), num,
+            self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
         )  # fmt: skip
 
     def _nothing_fits(self) -> DoesNotFit:

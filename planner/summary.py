@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir.cluster import Cluster
 from ir.graph import Graph
+from ir.op import Rule
 from ir.plan import ParamPlacement, Plan
 from ir.program import Program
 from ir.timeline import Timeline
@@ -20,18 +23,26 @@ from simulator.memory import Ledger
 def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     """The `layout` of the command's documents: dp, tp, pp, mbs, schedule, recompute, and ZeRO level and sequence parallelism read off the placements."""
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
-    ep = size.get("ep", 1)
-    dp = size.get("dp", 1) * ep
+    dp = size.get("dp", 1) * size.get("ep", 1)
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": ep, "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": size.get("cp", 1), "ep": expert_parts(graph, plan),
+        "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
         "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        **({"cp_form": plan.context} if plan.context else {}),
     }  # fmt: skip
+
+
+def expert_parts(graph: Graph, plan: Plan) -> int:
+    """Into how many parts the experts are split, over all axes together."""
+    products = [plan.rules[n.name] for n in graph.nodes if n.op in EXPERT_PRODUCTS]
+    whole = Rule("split", "e")
+    return max((math.prod(n for rule, n in zip(rules, plan.mesh_shape, strict=True) if rule == whole) for rules in products), default=1)
 
 
 def zero_level(graph: Graph, plan: Plan) -> int:
     """The ZeRO level that most bytes of the trained parameters follow on the data-parallel axis."""
-    wide = [axis for axis, n in zip(plan.axes, plan.mesh_shape, strict=True) if n > 1 and axis in ("dp", "ep")]
+    wide = [axis for axis, n in zip(plan.axes, plan.mesh_shape, strict=True) if n > 1 and axis in ("dp", "ep", "cp")]
     if not wide:
         return 0
     axis, dims = plan.axes.index(wide[0]), dims_of(graph)
@@ -87,12 +98,18 @@ def _filled(model: Model, seq: int) -> float:
 
 def metrics(model: Model, cluster: Cluster, plan: Plan, program: Program, timeline: Timeline, memory: Ledger) -> dict[str, Any]:
     """What the simulation says of a plan, under the keys of the command's documents; `comm` has one entry for each (axis, kind) of `ir.communication`."""
-    step_s = timeline.step_s
-    parts = timeline.breakdown(program)
+    comm = [row.to_json() for row in timeline.communication(program)]
+    return documented(model, cluster, plan, timeline.step_s, timeline.breakdown(program), comm, memory)
+
+
+def documented(
+    model: Model, cluster: Cluster, plan: Plan, step_s: float, parts: Mapping[str, float], comm: Sequence[Mapping[str, Any]], memory: Ledger
+) -> dict[str, Any]:  # fmt: skip
+    """A step of a plan under the keys of the command's documents."""
     flops = model_flops(model, plan) / plan.num_ranks / step_s
     peak = cluster.devices[0].flops_per_s.get(plan.dtype, 0.0)
     return {
         "step_s": step_s, "tokens_per_s_per_gpu": plan.batch * plan.seq / step_s / plan.num_ranks, "tflops_per_gpu": flops / 1e12,
-        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": parts, "peak_gib": memory.peak_bytes / GIB,
-        "fits": memory.fits, "comm": [row.to_json() for row in timeline.communication(program)],
+        "mfu": flops / peak if peak else 0.0, "bubble": parts["bubble_s"] / step_s, "breakdown": dict(parts), "peak_gib": memory.peak_bytes / GIB,
+        "fits": memory.fits, "comm": [dict(row) for row in comm],
     }  # fmt: skip

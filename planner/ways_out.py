@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ir.units import nbytes
-from planner.bounds import Bounds
-from planner.candidates import Candidate, candidates
+from planner.candidates import Candidate, bases
 from planner.evaluate import Evaluated, Evaluator
 from planner.optimizers import OPTIMIZERS
 
@@ -34,7 +33,8 @@ def ways_out(evaluator: Evaluator) -> tuple[str, ...]:
 
 def _changes(evaluator: Evaluator) -> Iterator[tuple[str, Evaluator]]:
     """(what to change, the question so changed), one change each."""
-    for key, value in evaluator.fix.items():
+    is_open = not (evaluator.bounds.given or evaluator.bounds.rows)  # what a layout or a table decides cannot be left open alone
+    for key, value in evaluator.fix.items() if is_open else ():
         yield f"leave {key}={value} open", replace(evaluator, fix={k: v for k, v in evaluator.fix.items() if k != key})
     if evaluator.memory_fraction < 1.0:
         yield "fill all usable memory (--memory-fraction 1)", replace(evaluator, memory_fraction=1.0)
@@ -51,11 +51,11 @@ def _changes(evaluator: Evaluator) -> Iterator[tuple[str, Evaluator]]:
 
 def _with_seq(evaluator: Evaluator, seq: int) -> Evaluator:
     bounds = evaluator.bounds
-    return replace(evaluator, bounds=Bounds(bounds.model, seq, bounds.dtype, bounds.cost), _tables={}, _joints={})
+    return replace(evaluator, bounds=replace(bounds, seq=seq, _graphs={}, _layers={}, _cuts={}))
 
 
 def _space(evaluator: Evaluator) -> list[Candidate]:
-    return list(candidates(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
+    return list(bases(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
 
 
 def _smallest(evaluator: Evaluator) -> Evaluated | None:

@@ -19,6 +19,9 @@ from simulator.engine import Prices, price
 COMPUTE = "compute"
 """The queue on which a lowered rank runs its kernels."""
 
+MEETING = "comm.world"
+"""The queue on which all ranks meet, to clip by the norm of all gradients."""
+
 
 def pipeline_lower_bound(
     forward_s: Sequence[float], input_s: Sequence[float], num_microbatches: int, weight_s: Sequence[float] = (), hop_s: Sequence[float] = (),
@@ -89,8 +92,8 @@ def _times(mine: Sequence[tuple[Actor, float]], order: Sequence[str], cuts: Sequ
     begin, end = _before_and_after([(a, s) for a, s in mine if a.clock == "step"], {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
     stage_of = {a.name: stage for stage, firings in back.items() for a, _ in firings}
     last = back[next((stage_of[name] for name in reversed(order) if name in stage_of), min(back))] if back else []
-    once_s = _alone_s([*last, *end]) - _alone_s(last) + sum(s for a, s in begin if a.queue == COMPUTE)
-    return _Times(sum(map(_alone_s, forward.values())), sum(map(_alone_s, back.values())), once_s)
+    once_s = wait_free_s([*last, *end]) - wait_free_s(last) + sum(s for a, s in begin if a.queue == COMPUTE)
+    return _Times(sum(map(wait_free_s, forward.values())), sum(map(wait_free_s, back.values())), once_s)
 
 
 def _by_stage(firings: Sequence[tuple[Actor, float]], cuts: Sequence[int]) -> Mapping[int, list[tuple[Actor, float]]]:
@@ -107,7 +110,7 @@ def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, f
     mine = [(a, s if a.channel else s + prices.firing_s) for a, s in zip(program.actors, prices.seconds, strict=True) if a.rank == rank]
     passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
     forward, weight = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase == "W"]
-    return _alone_s(forward), _alone_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), _alone_s(weight)
+    return wait_free_s(forward), wait_free_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), wait_free_s(weight)
 
 
 def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], program: Program) -> float:
@@ -125,7 +128,7 @@ def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[in
     return max(through, busy)
 
 
-def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
+def wait_free_s(firings: Sequence[tuple[Actor, float]]) -> float:
     """The span of the compute firings when these actors fire once, each queue in this order.
 
     What waits for no compute firing among them may have been done before, and counts as there at time 0.
@@ -145,6 +148,18 @@ def _alone_s(firings: Sequence[tuple[Actor, float]]) -> float:
         if a.queue == COMPUTE:
             first, last = (start if first is None else first), end
     return last - (first or 0.0)
+
+
+def step_seconds(passes: Sequence[tuple[Actor, float]], once: Sequence[tuple[Actor, float]], order: Sequence[str]) -> tuple[float, float, float]:
+    """Seconds of what one rank does once a step: before the passes, after them until all ranks must meet (the gradients' norm), and from then on.
+
+    `passes` and `once` are its actors with their seconds, `order` the names in the order of its compute queue.
+    """
+    begin, end = _before_and_after(once, {a.name for a, _ in passes}, {w for a, _ in passes for w in a.writes}, order)
+    meets = next((i for i, (a, _) in enumerate(end) if a.queue == MEETING), len(end))
+    back = [(a, s) for a, s in passes if a.phase != "F"]
+    back_s, reduced_s, all_s = (wait_free_s([*back, *part]) for part in ((), end[:meets], end))
+    return sum(s for a, s in begin if a.queue == COMPUTE), reduced_s - back_s, all_s - reduced_s
 
 
 def _before_and_after(

@@ -13,7 +13,7 @@ from headrace.cli import INTERRUPTED
 from headrace.options import parser, verb_parsers
 from ir import errors
 
-WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--memory-fraction", "--budget",
+WORKLOAD = {"--batch", "--global-batch", "--seq", "--dtype", "--optimizer", "--lora", "--freeze", "--fix", "--stages", "--memory-fraction", "--budget",
             "--moe-imbalance"}  # fmt: skip
 SURFACE: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "plan": (("model", "cluster"), {*WORKLOAD, "--top", "--strict", "-o", "--output"}),

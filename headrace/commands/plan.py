@@ -29,7 +29,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     try:
         found = planning.plan(
             model, cluster, batch=args.batch, seq=args.seq, dtype=args.dtype, optimizer=args.optimizer, top=args.top, fix=args.fix,
-            memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress, cluster_name=args.cluster,
+            memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress, cluster_name=args.cluster, stages=args.stages,
         )  # fmt: skip
     except DoesNotFit as error:
         return too_big("plans", model, cluster, error)

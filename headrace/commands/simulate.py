@@ -49,7 +49,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
 def _searched(args: Namespace, model: Model, cluster: Cluster, progress: Progress) -> Plan:
     return planning.plan(
         model, cluster, batch=args.batch, seq=args.seq, dtype=args.dtype, optimizer=args.optimizer, top=1, fix=args.fix,
-        memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress,
+        memory_fraction=args.memory_fraction, budget_s=args.budget, progress=progress, stages=args.stages,
     ).plans[0]  # fmt: skip
 
 

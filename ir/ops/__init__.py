@@ -1,7 +1,8 @@
 """The catalogue: every operator headrace knows, one sentence each.
 
 `algebra` (contractions), `elementwise`, `norms`, `attention`, `ring`, `rotary`, `embedding`, `sequence`, `experts`, `loss`, `optimizer`
-(AdamW, SGD) and the other rules by their names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding); `over` makes of a causal operator that over the pieces of a cut sequence.
+(AdamW, SGD) and the other rules by their names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding);
+`over` makes of a causal operator that over the pieces of a cut sequence.
 """
 
 from __future__ import annotations

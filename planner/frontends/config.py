@@ -194,8 +194,7 @@ class ModelConfig:
     multiply, `softcap` bounds the logits. `head_activation`: before the head stand a projection, this activation and a norm, as in BERT. `padding`: an input
     `mask` hides keys. `balance`: so much of the balancing loss of all layers' experts is added. `extra_predictions`: so many further tokens are predicted, each
     by a block like the last (DeepSeek-V3, arXiv:2412.19437, section 2.2), which add `extra_weight` of their mean loss. `init_std` is the deviation of the
-    weights' start, `init_residual_std` that of the projections that add to the
-    residual.
+    weights' start, `init_residual_std` that of the projections that add to the residual.
     """
 
     family: str

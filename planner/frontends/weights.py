@@ -50,7 +50,8 @@ def from_torch(model: Model, state_dict: Mapping[str, Any]) -> dict[str, Array]:
         out[name] = np.array(part + origin.shift if origin.shift else part, order="C")  # a copy: a tensor's array shares its memory
         if out[name].shape != shapes[name].shape:
             told = f"the state dict gives {out[name].shape} for `{name}`, which is {shapes[name].shape} in {model.name}"
-            raise InputError(f"{told}; is it another model's?")
+            hint = _padding(out[name].shape[0], model.config.vocab)
+            raise InputError(f"{told}; {hint or 'is it the state dict of another model?'}")
     if model.config.tied and "lm_head.weight" in state_dict and not np.array_equal(_array(state_dict, "lm_head.weight"), out["wte.weight"]):
         raise InputError(f"`lm_head.weight` differs from the embedding's table, but {model.name} ties them; set tie_word_embeddings to false in its config")
     return out
@@ -74,6 +75,21 @@ def to_torch(model: Model, arrays: Mapping[str, Array], *, are_gradients: bool =
         whole = whole.swapaxes(-1, -2) if origin.transposed else whole
         out[origin.key] = whole.reshape(origin.shape) if origin.shape else whole
     return {key: np.array(whole, order="C") for key, whole in out.items()}
+
+
+def padded_vocab(vocab: int, multiple: int, tp: int = 1) -> int:
+    """Rows of a table that frameworks pad so that every one of `tp` ranks holds a multiple of `multiple` of them.
+
+    >>> padded_vocab(50257, 128), padded_vocab(128256, 64, tp=8)
+    (50304, 128512)
+    """
+    return -(-vocab // (multiple * tp)) * multiple * tp
+
+
+def _padding(rows: int, vocab: int) -> str:
+    """What to do with a table whose rows are the vocabulary padded; empty where they are not."""
+    found = next((n for n in (8, 16, 32, 64, 128, 256, 512, 1024, 2048) if rows > vocab and padded_vocab(vocab, n) == rows), 0)
+    return f"{rows} is {vocab} padded to a multiple of {found}: cut the table to {vocab} rows, no split needs padding here" if found else ""
 
 
 _EMPTY: Array = np.empty(0)

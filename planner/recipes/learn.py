@@ -53,7 +53,7 @@ def spread_of(residuals: np.ndarray) -> float:
     """The half-width that holds `COVERED` of the absolute residuals [draw, n], and of one more run: with n runs the share (n + 1) / n of it.
 
     >>> round(spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0, 0.1, 0.1, 0.1, 0.1]])), 2)
-    0.2
+    0.21
     """
     n = residuals.shape[1]
     return float(np.quantile(np.abs(residuals), min(1.0, COVERED * (n + 1) / n))) if n else 0.0

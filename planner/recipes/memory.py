@@ -155,7 +155,9 @@ class _Writer:
         run = self.run
         dense, experts = params_of(run, dense_layers, expert_layers, is_first, is_last)
         replicas, expert_replicas = run.dp * run.cp, max(1, run.tp * run.dp * run.cp // run.ep)
-        return {t.name: t.nbytes * (dense / (replicas if t.split else 1) + experts / (expert_replicas if t.split else 1)) for t in self.terms}
+        copies = {"parameters": self.schedule.copies, "gradients": self.schedule.copies}
+        splits = {t.name: dense / (replicas if t.split else 1) + experts / (expert_replicas if t.split else 1) for t in self.terms}
+        return {t.name: t.nbytes * copies.get(t.name, 1) * splits[t.name] for t in self.terms}
 
     def _gathered(self, dense_layers: float, expert_layers: float, is_first: bool, is_last: bool) -> float:
         """Whole parameters and gradients of the units at work, or of all where a pipeline keeps them; nothing below ZeRO-3."""

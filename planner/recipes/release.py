@@ -17,16 +17,17 @@ Passes = tuple[float, float]
 class Release:
     """One file of `simulator/profiles/runtimes`; a file may name another that it is `like` and then says only what differs.
 
-    `attention`: `unfused` (scores are written to memory) or `flash`. `moved`: bytes that a memory-bound operator moves for every element of its output, forward
-    and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most
+    `attention`: `unfused` (scores are written to memory) or `flash`. `moved`: bytes that a memory-bound operator moves for every element of its output,
+    forward and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most
     `softmax_max_seq`, `softmax_plain` what runs elsewhere, `softmax_plain_host` times the host's time. `causal`: the share of all pairs that attention
     computes. `flash_backward`: products of its backward over those of its forward. `flash_cost`: its seconds over those of the best kernels of the device.
-    `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a
-    weight gradient moves for each parameter, every microbatch.
-    `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward over that in a forward.
-    `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not. `splits_link`: tensor-parallel
-    collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own). `gathers_every_pass`: parameters of
-    ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word."""
+    `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding
+    a weight gradient moves for each parameter, every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward.
+    `host_backward`: the host's time in a backward over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism,
+    and optimizer states are sharded, said or not. `splits_link`: tensor-parallel collectives are cut up and hide behind their products. `low_as`: dtype
+    whose speed products in fp8 have ("" their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `options`:
+    what changes where a run says such a word.
+    """
 
     name: str
     releases: tuple[str, ...]

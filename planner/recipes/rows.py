@@ -30,6 +30,8 @@ SCHEDULES = {
 PRECISIONS = (("nvfp4", "nvfp4"), ("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "fp32"))
 """The first of these words that a table's precision contains says what the products are computed in."""
 
+ARCHS = ("gpt", "llama", "moe", "moe-mla")
+
 OPTIONS = ("async-tp", "compile", "vanilla-tp", "tokendrop", "dropless", "w/ mtp", "mxfp8", "fp8-mx", "fp8-cs", "tensorwise", "rowwise")
 """Words in a row's precision, model and notes that say how it was run."""
 
@@ -91,9 +93,9 @@ def published_run(row: Row) -> Run:
     chunks = 2 if schedule == "interleaved" and "assume" not in row.get("flag", "") else 1
     mbs, vpp = _or_assumed(row, "mbs", "microbatch size", 1, assumed), _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
     run = Run(
-        row["id"], row["family"], row["model"], shape, seq=_count(row, "seq"), gpu=row["gpu"], num_gpus=num_gpus, tp=_count(row, "tp"), pp=pp,
+        row["id"], row["family"], row.get("model", ""), shape, seq=_count(row, "seq"), gpu=row["gpu"], num_gpus=num_gpus, tp=_count(row, "tp"), pp=pp,
         dp=_count(row, "dp"), cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=_count(row, "gbs"),
-        schedule="1f1b" if pp > 1 and schedule == "none" else schedule, recompute=recompute, zero=int(row.get("zero") or 0), sp=row.get("seq_parallel") == "1",
+        schedule="1f1b" if pp > 1 and schedule == "none" else schedule, recompute=recompute, zero=_size(row, "zero"), sp=row.get("seq_parallel") == "1",
         short_ends=_has_short_ends(shape.layers, pp * vpp), precision=_precision(row["precision"]),
         gpus_per_node=(per_node := _per_node(num_gpus, _count(row, "gpus_per_node", 8))), nic=nic_of(row.get("inter", ""), per_node),
         release=row.get("release") or row.get("framework", ""), machine=row.get("machine", ""), memory_gib=_number(row, "peak_mem_gb"),
@@ -123,7 +125,7 @@ def frameworks_run(row: Row) -> Run:
         row["id"], f"{common['family']} {row['framework']}", row["model"], shape, seq=_count(row, "seq_len"), gpu=common["gpu"], num_gpus=num_gpus,
         tp=_count(row, "tp"), pp=pp, dp=_count(row, "dp"), mbs=_count(row, "micro_batch"), gbs=_count(row, "global_batch"),
         schedule="1f1b" if pp > 1 else "none", recompute="full" if row["act_ckpt"] == "yes" else "none", precision=_precision(row["precision"]),
-        gpus_per_node=min(_count(row, "gpus_per_node"), num_gpus), nic=common["nic"], release=software, machine=common["machine"], source=row["source"],
+        gpus_per_node=min(_count(row, "gpus_per_node"), num_gpus), nic=common["nic"], release=software, machine=common["machine"], source=row.get("source", ""),
         assumed=tuple(common["assumed"]),
     )  # fmt: skip
     return _measured(run, {**row, "samples_per_s": row["throughput"]})
@@ -166,8 +168,11 @@ def nic_of(text: str, gpus_per_node: int) -> str:
 def _shape(row: Row, assumed: list[str]) -> Shape:
     arch, known = row["arch"], assumptions()
     hidden, heads, layers = _count(row, "hidden"), _count(row, "heads"), _count(row, "layers")
-    experts = int(row.get("experts") or 0)
-    vocab, ffn = int(row.get("vocab") or 0), int(row.get("ffn") or 0)
+    if arch not in ARCHS:
+        raise InputError(f"run `{row['id']}`: `arch` is `{arch}`; known are {', '.join(ARCHS)}")
+    experts, vocab, ffn = _size(row, "experts"), _size(row, "vocab"), _size(row, "ffn")
+    if experts and not (_size(row, "topk") and _size(row, "moe_ffn")):
+        raise InputError(f"run `{row['id']}`: {experts} experts, but `topk` or `moe_ffn` is not given")
     if not vocab:
         vocab = int(known["vocab"]["value"])
         assumed.append(f"vocabulary not given: {vocab}, {known['vocab']['source']}")
@@ -175,13 +180,13 @@ def _shape(row: Row, assumed: list[str]) -> Shape:
         ffn = known["ffn_per_hidden"]["value"] * hidden
         assumed.append(f"width of the MLP not given: {ffn}")
     mla = known["mla"] if arch == "moe-mla" else {}
-    head_dim = int(mla.get("head_dim") or row.get("head_dim") or hidden // heads)
+    head_dim = int(mla.get("head_dim") or _size(row, "head_dim") or hidden // heads)
     dense = known["dense_layers"].get(arch, {})
     if mla:
         assumed.append(f"ranks of the latent attention not given: {mla['q_rank']} and {mla['kv_rank']}, {mla['source']}")
     return Shape(
-        arch, layers, hidden, heads, int(row.get("kv_heads") or heads), head_dim, ffn, vocab, gated=row.get("gated") == "1", tied=arch == "gpt",
-        experts=experts, topk=int(row.get("topk") or 0), moe_ffn=int(row.get("moe_ffn") or 0),
+        arch, layers, hidden, heads, _size(row, "kv_heads") or heads, head_dim, ffn, vocab, gated=row.get("gated") == "1", tied=arch == "gpt",
+        experts=experts, topk=_size(row, "topk"), moe_ffn=_size(row, "moe_ffn"),
         shared_experts=_by(known["shared_experts"].get(arch, {}), experts),
         dense_layers=_by(dense, layers), q_rank=mla.get("q_rank", 0), kv_rank=mla.get("kv_rank", 0),
         rope_dim=mla.get("rope_dim", 0),
@@ -221,7 +226,10 @@ def _recompute(row: Row, assumed: list[str]) -> str:
     if not text:
         assumed.append("recomputation not given: none assumed")
         return "none"
-    return next((word for word in ("selective", "full", "none") if text.startswith(word)), text)
+    found = next((word for word in ("selective", "full", "none") if text.startswith(word)), None)
+    if found is None:
+        raise InputError(f"run `{row['id']}`: `recompute` is `{text}`; known are none, selective and full")
+    return found
 
 
 def _or_assumed(row: Row, column: str, what: str, value: int, assumed: list[str]) -> int:
@@ -245,8 +253,10 @@ def _per_node(num_gpus: int, domain: int) -> int:
 
 
 def _precision(text: str) -> str:
-    low = text.lower()
-    return next((name for word, name in PRECISIONS if word in low), low)
+    found = next((name for word, name in PRECISIONS if word in text.lower()), None)
+    if found is None:
+        raise InputError(f"precision `{text}` is not known; known are {', '.join(name for _, name in PRECISIONS)}")
+    return found
 
 
 def _options(row: Row) -> tuple[str, ...]:
@@ -263,6 +273,14 @@ def _count(row: Row, column: str, default: int | None = None) -> int:
     if not re.fullmatch(r"\d+(\.0+)?", text) or float(text) < 1:
         raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number of 1 or more was expected")
     return int(float(text))
+
+
+def _size(row: Row, column: str) -> int:
+    """A whole number, 0 where the cell is empty."""
+    text = row.get(column, "")
+    if not re.fullmatch(r"(\d+(\.0+)?)?", text):
+        raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number was expected")
+    return int(float(text or 0))
 
 
 def _number(row: Row, column: str) -> float | None:

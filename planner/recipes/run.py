@@ -90,12 +90,13 @@ class Shape:
 class Run:
     """A run and, where it was measured, its seconds a step and its peak memory.
 
-    `mbs` sequences of `seq` tokens are one microbatch of a data-parallel rank, `gbs` the global batch. `schedule`: `none` | `1f1b` | `interleaved` | `zb-1p` |
-    `zb-2p` | `zb-v` | a name of `planner.schedules`; `vpp` virtual stages a rank. `recompute`: `none` | `selective` | `full`. `zero`: 0 to 3. `sp`: sequence
-    parallelism. `short_ends`: the first and the last virtual stage hold one layer fewer than the others. `precision`: `fp16` | `bf16` | `fp8` | `nvfp4`.
-    `gpu` is named as in `simulator/profiles/gpus.json`, `nic` as after the @ of a cluster ("ib200x4"; "" on one node or where it is not known), `release` the
-    software and its version, `machine` whose cluster. `options`: what else the table says of the run ("compile", "async-tp"). `flag`: why the row is odd.
-    `assumed`: a sentence for each thing that the table does not say. `memory_gib` is the peak as published, `memory_kind` what was measured there.
+    `mbs` sequences of `seq` tokens are one microbatch of a data-parallel rank, `gbs` the global batch. `schedule`: `none` | `1f1b` | `interleaved` | `zb-1p`
+    | `zb-2p` | `zb-v` | a name of `planner.schedules`; `vpp` virtual stages a rank. `recompute`: `none` | `selective` | `full`. `zero`: 0 to 3. `sp`:
+    sequence parallelism. `short_ends`: the first and the last virtual stage hold one layer fewer than the others. `precision`: `fp16` | `bf16` | `fp32` |
+    `fp8` | `nvfp4`. `gpu` is named as in `simulator/profiles/gpus.json`, `nic` as after the @ of a cluster ("ib200x4"; "" on one node or where it is not
+    known), `release` the software and its version, `machine` whose cluster. `options`: what else the table says of the run ("compile", "async-tp"). `flag`:
+    why the row is odd. `assumed`: a sentence for each thing that the table does not say. `memory_gib` is the peak as published, `memory_kind` what was
+    measured there.
     """
 
     id: str
@@ -145,8 +146,8 @@ class Run:
 
     @property
     def dtype(self) -> str:
-        """In which activations and weights travel: `float16` or `bfloat16`."""
-        return "float16" if self.precision == "fp16" else "bfloat16"
+        """In which activations and weights travel: 16 bits, but where the products are float32."""
+        return {"fp16": "float16", "fp32": "float32"}.get(self.precision, "bfloat16")
 
     def check(self) -> Run:
         """Returns the run, or raises InputError with what contradicts itself."""

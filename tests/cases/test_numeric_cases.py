@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ir.boxing import kind_1d
 from ir.errors import ClusterError, InputError
 from ir.intervals import length, minus, union
+from ir.ops import catalogue
+from ir.sbp import B, P, S
 from planner.recipes.flops import attention_flops, mfu, train_flops
 from planner.recipes.run import Shape
 from simulator.clusters import load_cluster
@@ -59,3 +63,15 @@ def test_exposed_is_a_union_not_a_sum() -> None:
     assert length(compute) == 18
     assert length(minus(comm, compute)) == 4
     assert length(minus(minus(union([(0, 23)]), compute), comm)) == 1
+
+
+def test_the_norm_of_a_partial_sum_needs_one_reduction_before_it() -> None:
+    """pytorch/pytorch PR 159856: locals [1, 3] and [2, 1] of a P(sum) tensor have the norm 5, not 5.398, the sum of their norms."""
+    squares = catalogue("sum_squares").for_ranks([1])
+    taken = [squares.placements(rule) for rule in squares.rules()]
+    assert taken == [((B,), (B,)), ((S(0),), (P,))]
+    assert [kind_1d(P, operands[0]) for operands, _ in taken] == ["all_reduce", "reduce_scatter"]
+    parts = np.array([[1.0, 3.0], [2.0, 1.0]])
+    reduced = [np.square(row).sum() for row in np.split(parts.sum(axis=0), 2)]
+    assert np.sqrt(sum(reduced)) == pytest.approx(5.0, abs=1e-6)
+    assert np.sqrt(np.square(parts).sum(axis=1)).sum() == pytest.approx(5.398, abs=1e-3)

@@ -67,3 +67,17 @@ def test_without_a_file_the_interpreters_own_sources_are_read():
     assert text.isascii()
     assert b"def " in text
     assert text_data(None, 64).piece("ids", 0, ((0, 2), (0, 64))).max() < 128
+
+
+def test_an_encoder_reads_what_stands_before_and_a_second_prediction_what_comes_after() -> None:
+    data = TextData(bytes(range(65, 125)), seq=6, seed=1)
+    whole = ((0, 5), (0, 6))
+    ids, labels, later, source = (data.piece(name, 0, whole) for name in ("ids", "labels", "labels2", "source"))
+    size = len(data.text)
+    np.testing.assert_array_equal((labels - 65) % size, (ids - 65 + 1) % size)
+    np.testing.assert_array_equal((later - 65) % size, (ids - 65 + 2) % size)
+    np.testing.assert_array_equal((source - 65 + 6) % size, (ids - 65) % size)
+    np.testing.assert_array_equal(data.piece("token_types", 0, ((0, 2), (2, 5))), [[0, 1, 1]] * 2)
+    np.testing.assert_array_equal(data.piece("mask", 0, ((1, 3), (0, 2))), np.ones((2, 2)))
+    with pytest.raises(InputError, match="loads an input `pixels`; text gives ids and labels, source, token_types and mask"):
+        data.piece("pixels", 0, whole)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ir.errors import HeadraceError, InputError, PlanError
-from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix
+from planner.candidates import Candidate, block_layers, candidates, legal_tp, parse_fix, splits_experts
+from planner.schedules import SCHEDULES
 from tests.families import of_kind
 from tests.models import SEQ, gpt, llama
 
@@ -25,8 +26,20 @@ def brute(num_devices: int, batch: int) -> set[Candidate]:
                 for mbs in range(1, batch // dp + 1):
                     m = batch // (dp * mbs)
                     if m * dp * mbs == batch:
-                        schedules = ("1f1b", "gpipe") if pp > 1 and m > 1 else ("1f1b",)
-                        found |= {Candidate(dp, tp, pp, mbs, m, s, r) for s in schedules for r in ("none", "full")}
+                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "full")}
+    return found
+
+
+def brute_schedules(pp: int, m: int) -> list[tuple[str, int]]:
+    """(schedule, stages a rank): every one whose orders can be written, on four blocks."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    found = [("auto", 1)]
+    for name, known in SCHEDULES.items():
+        for v in range(1, 5):
+            fits = pp * v <= 4 and known.num_chunks(known.chunks or v) == v and known.copies == known.pieces == 1 and name != "interleaved-megatron"
+            if fits and not known.refuse(pp, m, v):
+                found.append((name, v))
     return found
 
 
@@ -96,12 +109,18 @@ def test_experts_are_split_over_what_divides_them_and_the_data_parallel_ranks() 
         (8, 1, (("dp", "tp"), (8, 1))), (8, 2, (("dp", "ep", "tp"), (4, 2, 1))), (8, 4, (("dp", "ep", "tp"), (2, 4, 1))),
     ]  # fmt: skip
     assert str(found[1]) == "dp8 tp1 pp1 ep2 mbs1 x 1 1f1b recompute=none"
-    assert {c.ep for c in candidates({"ep": 2}, 8, 8, EXPERTS)} == {2}
+    assert {c.ep for c in candidates({"ep": 2, "tp": 1}, 8, 8, EXPERTS)} == {2}
     assert {c.ep for c in candidates({}, 8, 8, GRAPH)} == {1}
 
 
+def test_experts_are_split_over_the_tensor_parallel_ranks_too_where_more_parts_are_asked_for() -> None:
+    found = list(candidates({"ep": 4, "mbs": 1, "recompute": "none", "pp": 1}, 8, 8, EXPERTS))
+    assert [(c.dp, c.tp, c.ep) for c in found] == [(8, 1, 4), (4, 2, 2), (4, 2, 4), (2, 4, 1)]
+    assert [splits_experts(4, c.ep, c.tp) for c in found] == [False, True, False, True]
+
+
 def test_experts_that_do_not_divide_are_named() -> None:
-    with pytest.raises(PlanError, match=r"--fix ep=3: ep divides the experts and the 8 data-parallel ranks; legal are 1, 2, 4"):
+    with pytest.raises(PlanError, match=r"--fix ep=3: 3 does not divide the 4 experts of a layer; legal are 1, 2, 4"):
         parse_fix({"ep": 3}, 8, 8, EXPERTS)
-    with pytest.raises(PlanError, match=r"--fix ep=4: ep divides the experts and the 2 data-parallel ranks; legal are 1, 2"):
-        parse_fix({"ep": 4, "tp": 2, "dp": 2}, 8, 8, EXPERTS)
+    with pytest.raises(PlanError, match=r"--fix ep=4: experts are split over data-parallel ranks.*; with dp=1, tp=2 ep can be 1, 2"):
+        parse_fix({"ep": 4, "tp": 2, "dp": 1}, 8, 8, EXPERTS)

@@ -391,3 +391,17 @@ def test_what_hides_counts_by_its_exposed_share() -> None:
     assert full > half > none > 0.0
     assert half == pytest.approx((full + none) / 2)
     assert search(*args, num_microbatches=4, exposed=0.0).cost_s <= none
+
+
+def test_of_equal_costs_the_one_that_moves_and_keeps_least_wins() -> None:
+    """Where nothing takes any time, nothing is moved; where only bytes are free, fewer collectives and then fewer bytes kept decide."""
+    graph = model(Llama(batch=8, seq=64, hidden=64, heads=8, groups=8, d=8, inner=128, vocab=128, layers=2, dtype="float32"))
+    nothing = AlphaBeta({"tp": 4}, latency_s=0.0, bytes_per_s=float("inf"), flops_per_s=float("inf"), memory_bytes_per_s=float("inf"), launch_s=0.0)
+    found = search(graph, ("tp",), (4,), nothing, num_microbatches=2)
+    assert found.cost_s < 1e-12
+    for layer in (1, 2):
+        forward, backward = collectives(graph, found, nothing, (4,), layer)
+        assert not forward + backward
+    whole = sum(found.nbytes.values())
+    everywhere = price(graph, ("tp",), (4,), nothing, rules={n.name: (Rule("B"),) for n in graph.nodes}, num_microbatches=2)
+    assert whole <= sum(everywhere.nbytes.values())

@@ -77,6 +77,12 @@ def test_fewer_microbatches_than_stages_keep_fewer() -> None:
     assert few == pytest.approx(many * 3 / 8)
 
 
+def test_two_copies_of_the_parameters_are_held_twice() -> None:
+    once, twice = (ledger(run(schedule=name, vpp=v)).ranks[3] for name, v in (("zb-v", 2), ("dualpipe", 2)))
+    assert twice["parameters"] == 2 * once["parameters"]
+    assert twice["states"] == once["states"]
+
+
 def test_the_fullest_rank_is_named_with_its_moment() -> None:
     found = ledger(run())
     assert (found.peak_rank, found.peak_at) == (0, "backward of the first microbatch, 8 of 32 in flight")

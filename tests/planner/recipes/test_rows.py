@@ -74,6 +74,7 @@ def test_flops_are_counted_as_their_source_counts_them(entries: tuple[Entry, ...
     ("column", "value", "told"),
     [
         ("n_gpus", "7", "= 8, but 7 GPUs"), ("gbs", "30", "not whole microbatches"), ("layers", "many", "`layers` is `many`"), ("tp", "", "`tp` is not given"),
+        ("arch", "t5", "`arch` is `t5`"), ("recompute", "now and then", "`recompute` is"), ("zero", "two", "`zero` is `two`"), ("vocab", "many", "`vocab` is"),
         ("iter_time_s", "nan", "finite"), ("iter_time_s", "soon", "no number"),
     ],
 )  # fmt: skip
@@ -82,6 +83,10 @@ def test_a_row_that_contradicts_itself_has_a_reason_and_no_run(tmp_path: Path, c
     assert entry.run is None
     assert told in entry.reason
     assert "`a`" in entry.reason
+
+
+def test_a_precision_that_nothing_computes_in_is_told(tmp_path: Path) -> None:
+    assert "precision `int3` is not known" in changed(tmp_path, "precision", "int3").reason
 
 
 def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
