@@ -52,7 +52,8 @@ class Task:
     """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
 
     `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
-    shift (to the next rank on mesh axis `axis`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    shift (to the next rank on mesh axis `axis`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`,
+    rank by rank; over all ranks when `everyone`).
     `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
 

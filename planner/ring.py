@@ -1,8 +1,8 @@
 """Attention over the mesh axis `cp` of a plan: its nodes written out as turns of a ring, and sequences in zig-zag order, as `Plan.context` says.
 
-The ring is written into the graph of there and back, after the gradients are derived: a turn of the backward reads the result of all turns and so is exact by
-itself, where the gradient of a join would need a cotangent of `lse`. Every node that is added is an operator with a sentence, and has rules and hubs in the plan,
-so that placement, credits, memory and price need not know of rings; a `shift` along the split sequence is what `planner.place` makes a message of.
+The ring is written into the graph of there and back, after the gradients are derived: a turn of the backward reads the result of all turns and so is exact
+by itself, where the gradient of a join would need a cotangent of `lse`. Every node that is added is an operator with a sentence, and has rules and hubs in
+the plan, so that placement, credits, memory and price need not know of rings; a `shift` along the split sequence is what `planner.place` makes a message of.
 """
 
 from __future__ import annotations
