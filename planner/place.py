@@ -30,6 +30,9 @@ PARTS = ("begin", "F", "I", "W", "end")
 SHIFT = "shift"
 """The operator that a split sequence makes a message of."""
 
+AFTER = "after"
+"""The attribute of a node that names tensors which must be there before it runs though it does not read them."""
+
 READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "end": ("end",)}
 """In each part, the parts whose re-shards it reads: weight gradients may run much later than input gradients, never before them."""
 
@@ -267,13 +270,15 @@ class _Placer:
                 writes.append(self._accumulator(stage, t, nd))
             else:
                 writes.append(self._value(stage, tensor, nd, part))
-        if node.op == SHIFT:
-            self._shift(stage, part, node, reads, tuple(writes), rules)
-        else:
-            self._task(
-                stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
-                phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
-            )  # fmt: skip
+        attrs = {k: v for k, v in node.attrs.items() if k != AFTER}
+        more: dict[str, Any] = {"attrs": attrs, "first": start_of(self.plan, stage)}
+        if node.op == SHIFT:  # a message from each rank to the next one along the axis that splits what is shifted
+            axis = rules.index(Rule("split", "s"))
+            more = {"axis": axis, "queue": f"comm.{self.plan.axes[axis]}"}
+        self._task(
+            stage, part, "shift" if node.op == SHIFT else "compute", node.op, node.name, reads=reads, writes=tuple(writes), waits=self._after(stage, node),
+            rules=rules, origin=node.origin or node.name, phase=node.phase, layer=node.layer, **more,
+        )  # fmt: skip
         passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
             self.last_of_layer.setdefault((stage, part), {})[node.layer] = passing[0]
@@ -281,14 +286,10 @@ class _Placer:
             if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
 
-    def _shift(self, stage: int, part: str, node: Node, reads: tuple[str, ...], writes: tuple[str, ...], rules: tuple[Rule, ...]) -> None:
-        """A message from each rank to the next one along the axis that splits what is shifted."""
-        axis, after = rules.index(Rule("split", "s")), node.attrs.get("after", "")
-        waits = tuple(where[key] for where in (self.hubbed, self.unboxed) if (key := self._home(stage, after)) in where)
-        self._task(
-            stage, part, "shift", node.op, node.name, reads=reads, writes=writes, waits=waits, axis=axis, queue=f"comm.{self.plan.axes[axis]}",
-            origin=node.origin, phase=node.phase, layer=node.layer,
-        )  # fmt: skip
+    def _after(self, stage: int, node: Node) -> tuple[str, ...]:
+        """The values of the tensors that a node waits for."""
+        keys = [self._home(stage, t) for t in node.attrs.get(AFTER, ())]
+        return tuple(self.hubbed.get(key) or self.unboxed[key] for key in keys)
 
     def _output(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str:
         """Where a part of the loss is added up over the step: the pieces of a sequence add to one value."""

@@ -19,6 +19,9 @@ from ir.plan import Hub, Plan
 from ir.sbp import NdSbp, Sbp
 from planner.autodiff import Joint
 from planner.context import AXIS, FORMS, is_positional, refusal
+from planner.place import AFTER
+
+GIVEN = ("dq", "dk", "dv")
 
 _TURN = {"attention": "attention_part", "attention.grad": "attention_part.grad"}
 
@@ -73,59 +76,60 @@ class _Rings:
         self.tensors[name] = replace(self.tensors[tensor], name=name, role="value")
         return name
 
-    def _shift(self, n: Node, tensor: str, like: str, what: str, after: str = "") -> str:
+    def _shift(self, n: Node, tensor: str, like: str, what: str, after: tuple[str, ...] = ()) -> str:
         """`after`: what must be there before the message is sent, so that it does not run ahead."""
         out = self._like(n, like, what)
-        self._add(n, "shift", f"{what}.shift", [tensor], [out], parts=self.parts, **({"after": after} if after else {}))
+        self._add(n, "shift", f"{what}.shift", [tensor], [out], parts=self.parts, **({AFTER: after} if after else {}))
         return out
+
+    def _send(self, n: Node, turn: int, held: tuple[str, str], after: tuple[str, ...]) -> tuple[str, str]:
+        """The keys and values of the next turn on their way, but for the last one."""
+        if turn == self.parts - 1:
+            return ("", "")
+        k, v = (self._shift(n, t, t, f"{x}{turn + 1}", after) for t, x in zip(held, "kv", strict=True))
+        return k, v
 
     def _turn(self, n: Node, turn: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self._add(n, _TURN[n.op], f"turn{turn}", inputs, outputs, **{**n.attrs, "parts": self.parts, "turn": turn})
 
     def _forward(self, n: Node) -> None:
-        """While a turn computes, the keys and values of the next one are on their way, and no others."""
+        """While a turn computes, the keys and values of the next one come in, and no others: what has been used makes room for them."""
         (q, k, v), (out, lse) = n.inputs, n.outputs
-        keys, values, done = k, v, list[str]()
-        so_far: tuple[str, str] = ("", "")
+        held, so_far = (k, v), ("", "")
         for turn in range(self.parts):
-            here = (keys, values)
-            if turn < self.parts - 1:
-                after = done[-2] if len(done) > 1 else ""
-                keys, values = (self._shift(n, t, like, f"{x}{turn + 1}", after) for t, like, x in ((keys, k, "k"), (values, v, "v")))
+            coming = self._send(n, turn, held, (so_far[1],) if turn else ())
             mine = (self._like(n, out, f"out{turn}"), self._like(n, lse, f"lse{turn}"))
-            self._turn(n, turn, (q, *here), mine)
-            done.append(mine[1])
+            self._turn(n, turn, (q, *held), mine)
             if turn:
                 last = turn == self.parts - 1
                 total = (out, lse) if last else (self._like(n, out, f"sum{turn}"), self._like(n, lse, f"norm{turn}"))
                 attrs = {label: self.joint.graph.sizes(n)[label] for label in ("r", "w")}
-                self._add(n, "join_parts", f"join{turn}", (*so_far, *mine), total, **attrs)
+                self._add(n, "join_parts", f"join{turn}", (*so_far, *mine), total, **attrs, **({} if last else {AFTER: coming}))
                 mine = total
-            so_far = mine
+            held, so_far = coming, mine
 
     def _backward(self, n: Node) -> None:
         """Keys and values go round once more; with them the sums of their gradients, which one shift more brings home."""
         dout, q, k, v, out, lse = n.inputs
-        dq, dk, dv = n.outputs
-        keys, values, sums, done = k, v, list[str](), list[str]()
+        held, sums = (k, v), list[str]()
         for turn in range(self.parts):
-            here = (keys, values)
-            if turn < self.parts - 1:
-                after = done[-2] if len(done) > 1 else ""
-                keys, values = (self._shift(n, t, like, f"{x}{turn + 1}", after) for t, like, x in ((keys, k, "k"), (values, v, "v")))
-            last = turn == self.parts - 1
-            mine = [self._like(n, t, f"{x}{turn}") for t, x in ((dq, "dq"), (dk, "dk"), (dv, "dv"))]
-            self._turn(n, turn, (dout, q, *here, out, lse), mine)
-            done.append(mine[0])
+            # what was kept from the forward is there long before
+            coming = self._send(n, turn, held, (sums[0] if turn else dout,))
+            mine, last = [self._like(n, t, f"{x}{turn}") for t, x in zip(n.outputs, GIVEN, strict=True)], turn == self.parts - 1
+            self._turn(n, turn, (dout, q, *held, out, lse), mine)
             if turn:
-                came = [sums[0], *(self._shift(n, t, t, f"{x}{turn}.came") for t, x in zip(sums[1:], ("dk", "dv"), strict=True))]
-                goes = [dq if last else self._like(n, dq, f"dq{turn}.sum"), *(self._like(n, t, f"{t2}{turn}.sum") for t, t2 in ((dk, "dk"), (dv, "dv")))]
-                for x, a, b, c in zip(("dq", "dk", "dv"), came, mine, goes, strict=True):
-                    self._add(n, "add", f"{x}{turn}.add", (a, b), (c,))
-                mine = goes
-            sums = mine
-        for total, home, x in zip(sums[1:], (dk, dv), ("dk", "dv"), strict=True):
+                mine = self._added(n, turn, sums, mine, () if last else coming)
+            held, sums = coming, mine
+        for total, home, x in zip(sums[1:], n.outputs[1:], GIVEN[1:], strict=True):
             self._add(n, "shift", f"{x}.shift", (total,), (home,), parts=self.parts)
+
+    def _added(self, n: Node, turn: int, sums: Sequence[str], mine: Sequence[str], after: tuple[str, ...]) -> list[str]:
+        """What a turn gives, added to what has come so far: of queries here, of keys and values from the neighbour."""
+        came = [sums[0], *(self._shift(n, t, t, f"{x}{turn}.came") for t, x in zip(sums[1:], GIVEN[1:], strict=True))]
+        names = [n.outputs[0] if x == "dq" and turn == self.parts - 1 else self._like(n, t, f"{x}{turn}.sum") for t, x in zip(n.outputs, GIVEN, strict=True)]
+        for x, old, new, total in zip(GIVEN, came, mine, names, strict=True):
+            self._add(n, "add", f"{x}{turn}.add", (old, new), (total,), **({AFTER: after} if after and x == "dq" else {}))
+        return names
 
 
 def ringed_plan(plan: Plan, joint: Joint) -> Plan:
