@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.elimination import solve
-from planner.factors import FactorGraph
-from planner.polytope import linear_program
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph
+from planner.solver.polytope import linear_program
 
 
 def read(path: Path) -> tuple[FactorGraph, float]:

@@ -18,10 +18,10 @@ from datetime import date
 from pathlib import Path
 
 from ir.mesh import Mesh
-from planner.elimination import solve
 from planner.frontends import load
 from planner.placement import new_tables, problem, search
 from planner.pricing import MeshPricing
+from planner.solver.elimination import solve
 from planner.trade import integer_within, solve_within
 from planner.within import search_within
 from simulator.clusters import load_cluster

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ir.errors import ExecutionError
+from ir.errors import InputError
 
 Array = Any
 """An array of the backend's kind: numpy's, cupy's, or None on the null backend."""
@@ -63,7 +63,7 @@ class Backend(Protocol):
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of a dtype name of `ir.units`; ExecutionError for those that numpy lacks."""
+    """The numpy dtype of a dtype name of `ir.units`; InputError for those that numpy lacks."""
     if name in ("bfloat16", "fp8"):
-        raise ExecutionError(f"this backend has no {name}; plan with --dtype float32, float64 or float16 to run here")
+        raise InputError(f"this backend has no {name}; plan with --dtype float32, float64 or float16 to run here")
     return np.dtype(name)

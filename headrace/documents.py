@@ -43,6 +43,8 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_kind(path: str | os.PathLike[str], *kinds: str) -> dict[str, Any]:
     """The document at `path`, which must be of one of these kinds (`plan`, `program`, `cluster`, `timeline`)."""
+    if "plan" in kinds and not Path(path).suffix and not Path(path).exists():
+        raise InputError(f"`{os.fspath(path)}` is no file; the file of a plan is asked for, which `headrace plan MODEL CLUSTER -o plan.json` writes")
     data = read_json(path)
     if data.get("kind") not in kinds:
         found = f"a {data['kind']}" if isinstance(data.get("kind"), str) else "no document of headrace"

@@ -45,6 +45,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, unknown = top.parse_known_args(argv)
     if unknown:
         sub = verbs[args.verb]
+        if not unknown[0].startswith("-"):
+            raise InputError(f"`{unknown[0]}` is a word too many for `{sub.prog}` (`{sub.prog} --help` shows what it takes)")
         known = [o for action in sub._actions for o in action.option_strings]
         raise InputError(f"`{unknown[0]}` is no option here{near(unknown[0].split('=')[0], known)} (`{sub.prog} --help` shows what it takes)")
     return args

@@ -49,6 +49,8 @@ def load_tuned(name: str, lora: str | None = None, freeze: str | None = None, mo
     Raises InputError.
     """
     patterns = tuple(filter(None, (p.strip() for p in (freeze or "").split(","))))
+    if freeze is not None and not patterns:
+        raise InputError("--freeze names nothing: give patterns of parameters' names, such as wte*,h.0.*")
     tuning = frontends.Tuning(patterns, frontends.Lora.parse(lora) if lora is not None else None)
     model = load(name)
     if moe_imbalance is not None:

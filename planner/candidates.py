@@ -243,7 +243,7 @@ def legal_ep(graph: Graph, dp: int) -> tuple[int, ...]:
 
 
 def splits_experts(ep: int, axis: int, tp: int) -> bool | None:
-    """Whether experts in `ep` parts, `axis` of them on an axis of their own, are split over the `tp` tensor-parallel ranks as well; None: no way gives `ep`."""
+    """Whether experts in `ep` parts, `axis` of them on their own axis, are split over the `tp` tensor-parallel ranks as well; None: no way gives `ep`."""
     return False if ep == axis else True if ep == axis * tp else None
 
 
@@ -323,6 +323,16 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             for recompute, ep, pieces, context in ways:
                 if splits_experts(fix.get("ep", ep), ep, tp) is not None and not (pieces and cp > 1):
                     yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces, cp, context)
+
+
+def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> str:
+    """Behind the sentence that no point is legal: what the schedule that was fixed says of the first point that there would be without it."""
+    name = fix.get("schedule", "")
+    first = next(candidates({k: v for k, v in fix.items() if k not in ("schedule", "seq_chunks")}, num_devices, batch, graph), None)
+    if first is None or name in ("", *OWN):
+        return ""
+    refused = schedule(name).refuse(first.pp, first.num_microbatches, schedule(name).num_chunks(fix.get("vpp", 1)))
+    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}" if refused else ""
 
 
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:

@@ -73,7 +73,10 @@ def context_space(graph: Graph, axis: str, num_ranks: int, form: str | None = No
     for name in attends:
         sizes = graph.sizes(graph.node[name])
         if sizes["s"] % num_ranks:
-            raise PlanError(f"context parallelism over {num_ranks}: the sequence of {sizes['s']} tokens does not divide; take a divisor of it")
+            longer = -(-sizes["s"] // num_ranks) * num_ranks
+            raise PlanError(
+                f"context parallelism over {num_ranks}: the sequence of {sizes['s']} tokens does not divide; take a divisor of it, or pad it to {longer}"
+            )
         if form == "exchange" and sizes["g"] % num_ranks:
             raise PlanError(f"context parallelism over {num_ranks} by exchange: {sizes['g']} key heads do not divide; take a divisor of them, or `gather`")
     through = {None: (SPLIT_S, SPLIT_HEADS), "gather": (SPLIT_S,), "ring": (SPLIT_S,), "exchange": (SPLIT_HEADS,)}[form]

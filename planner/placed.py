@@ -14,10 +14,10 @@ from ir.graph import Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
-from planner.factors import Solution
 from planner.pricing import axis_links
 from planner.problem import Problem
 from planner.runs import nodes_by_layer
+from planner.solver.factors import Solution
 from planner.tables import HubClass, NodeClass, ParamClass
 
 
@@ -27,7 +27,7 @@ class Placed:
 
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
     cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params,
-    grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.elimination.Solution`.
+    grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.solver.elimination.Solution`.
     `seconds`: how long the search took.
     """
 

@@ -1,10 +1,10 @@
 """The placement of one model on one mesh: a rule for every node, a hub for every tensor, three placements for every parameter, at the least stated cost.
 
-Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.elimination` minimises the
-sum exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
+Decided on the forward graph, the backward derived from it, so that every cost belongs to a variable or to a pair of them (`planner.solver` minimises the sum
+exactly). The stated cost of one step, in seconds: kernels forward and backward, every boxing of values and cotangents times the number of microbatches,
 parameters once a step and once a microbatch, and for memory a price in seconds per byte. Of overlap it knows the share that is exposed of what parameters
-communicate, which is swept, like the price. Equal readers of one tensor (q, k, v; gate, up)
-may share one boxed copy; for other readers of one hub a boxing that they have in common is counted for each.
+communicate, which is swept, like the price. Equal readers of one tensor (q, k, v; gate, up) may share one boxed copy; for other readers of one hub a boxing
+that they have in common is counted for each.
 
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
 * Inputs and constants are read by every consumer as it wants them; loading costs a local copy.
@@ -25,15 +25,15 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
-from planner.blocks import CannotFold
-from planner.elimination import solve
-from planner.factors import FactorGraph, Solution
 from planner.facts import analyse
 from planner.optimizers import with_defaults
 from planner.placed import Placed, read
 from planner.pricing import Pricing
 from planner.problem import ByLayer, Given, Problem, Terms
 from planner.runs import Short, layer_keys, nodes_by_layer, shorten
+from planner.solver.blocks import CannotFold
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph, Solution
 from planner.space import Space
 from planner.tables import Tables
 

@@ -14,12 +14,12 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
-from planner.blocks import CannotFold, Repeated
-from planner.factors import FactorGraph
 from planner.facts import Facts, uneven_labels
 from planner.optimizers import is_hidden, update_of
 from planner.pricing import TIE_KEPT_S
 from planner.runs import Short
+from planner.solver.blocks import CannotFold, Repeated
+from planner.solver.factors import FactorGraph
 from planner.space import Limit, Space
 from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 from planner.trade import Trade

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ir.plan import Plan
-from ir.units import seconds
+from ir.units import GIB, nbytes, seconds
 
 PARTS = {
     "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
@@ -25,7 +25,7 @@ def binds(predicted: Mapping[str, Any]) -> str:
 def why(plan: Plan, plans: Sequence[Plan]) -> str:
     """One sentence for a ranked list, best first: what binds this plan, and what the next or the best one does better or worse."""
     mine, best = plan.predicted, plans[0].predicted
-    told = f"{binds(mine)}; {mine['peak_gib']:.1f} GiB"
+    told = f"{binds(mine)}; {nbytes(mine['peak_gib'] * GIB)}"
     if plan is not plans[0]:
         return f"{told}; {mine['step_s'] / best['step_s'] - 1:.1%} slower than the first: {largest_difference(mine, best)}"
     if len(plans) > 1:

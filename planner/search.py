@@ -21,7 +21,7 @@ from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
 from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants
+from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, why_none
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.hints import Hint
@@ -89,7 +89,9 @@ def plan(
     evaluator = _evaluator(model, cluster, batch, seq, dtype_name(dtype), with_defaults(optimizer), fix or {}, memory_fraction, stages)
     space = list(bases(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1)))
     if not space:
-        raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch} and --fix {dict(fix or {})}")
+        asked = f" and --fix {','.join(f'{k}={v}' for k, v in fix.items())}" if fix else ""
+        refused = why_none(evaluator.fix, cluster.num_devices, batch, evaluator.bounds.graph(1))
+        raise PlanError(f"no layout of `{model.name}` uses all {cluster.num_devices} devices with batch {batch}{asked}{refused}")
     return _Search(evaluator, space, top, time.perf_counter(), budget_s, progress).run()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +87,9 @@ class _Asker:
             if fnmatch.fnmatchcase(thing.name, names) or thing.name == names:
                 found.setdefault(thing.name if thing.name == names else pattern(thing.name), thing)
         if not found:
-            raise InputError(f"`{self.graph.name}` has no operator or parameter `{names}`; write a name or a pattern such as h.*.mlp.up")
+            known = list(dict.fromkeys(pattern(thing.name) for thing in things))
+            close = difflib.get_close_matches(names, known, 3, 0.5) or [n for n in known if n.rpartition(".")[2] == names.rpartition(".")[2]][:3] or known[1:4]
+            raise InputError(f"`{self.graph.name}` has no operator or parameter `{names}`; write a name or a pattern such as {', '.join(close)}")
         return list(found.values())
 
     def about(self, thing: Node | Tensor) -> Iterator[Signature]:

@@ -16,9 +16,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array, vstack
 
 from ir.errors import PlanError
-from planner.elimination import solve
-from planner.factors import FactorGraph, Table
-from planner.reductions import Factors
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph, Table
+from planner.solver.reductions import Factors
 
 Options = tuple[tuple[Table, Table], ...]
 """(seconds, bytes) of each way to have a table's states; of each entry one way is taken."""
@@ -29,7 +29,7 @@ MOST_LINES = 60
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """As `planner.factors.FactorGraph`, with options in place of costs."""
+    """As `planner.solver.factors.FactorGraph`, with options in place of costs."""
 
     num_states: tuple[int, ...]
     unary: tuple[Options, ...]

@@ -13,21 +13,28 @@ from ir.errors import ClusterError
 Edge = tuple[str, str]
 """A link in one direction: (from vertex, to vertex); each direction has the link's whole bandwidth."""
 
+HUB = "fabric"
+"""What joins the nodes; rails, `rail0` and so on, hang on it."""
+
 
 class Routes:
-    """Paths of least latency between devices, found node by node so that a cluster of thousands stays cheap.
+    """Paths of least latency between devices, found part by part so that a cluster of thousands stays cheap.
 
-    Where the topology has a vertex `fabric` that alone joins the nodes, a path between nodes is two halves meeting there; any other topology is searched whole.
+    Where the topology has a vertex `fabric`, its parts are what is left connected without it and without rails: nodes, or racks of nodes on one switch. A path
+    between parts is two halves meeting in one of these; inside a part, and where there is no `fabric`, it is searched.
     Where the cards have no peer-to-peer (`profile["p2p"]` is false), a path inside a node goes through the hosts of both, if the topology has any.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.graph: nx.Graph[Any] = cluster.nx
-        self._hub = "fabric" if self._separates("fabric") else None
+        self._hubs = (HUB, *sorted(v for v in self.graph if v.startswith("rail"))) if HUB in self.graph else ()
+        self._members = self._without_hubs() if self._hubs else ()
+        self._part = {v: i for i, members in enumerate(self._members) for v in members}
         self._paths: dict[tuple[str, str], tuple[Edge, ...]] = {}
         self._trees: dict[str, dict[str, list[str]]] = {}
         self._parts: dict[int, nx.Graph[Any]] = {}
+        self._hosts: dict[int, str] = {}
 
     def path(self, src: int, dst: int) -> tuple[Edge, ...]:
         """The directed links from one device to another, none between a device and itself; ClusterError where there is no way.
@@ -39,8 +46,9 @@ class Routes:
         key = (f"gpu{src}", f"gpu{dst}")
         found = self._paths.get(key)
         if found is None:
-            if self._hub is not None and self.node(src) != self.node(dst):
-                up, down = self._to_hub(src), self._to_hub(dst)
+            if self._part and self._part[key[0]] != self._part[key[1]]:
+                halves = [(self._to_hub(src, hub), self._to_hub(dst, hub)) for hub in self._hubs]
+                up, down = min(halves, key=lambda pair: self.latency_s(pair[0]) + self.latency_s(pair[1]))
                 found = up + tuple((b, a) for a, b in reversed(down))
             else:
                 found = self._search(src, dst)
@@ -57,21 +65,20 @@ class Routes:
         rate: float = self.graph.edges[edge]["bytes_per_s"]
         return rate
 
-    def _separates(self, hub: str) -> bool:
-        if hub not in self.graph:
-            return False
-        rest = self.graph.subgraph([v for v in self.graph if v != hub])
-        return all(len({self.graph.nodes[v]["node"] for v in part if "node" in self.graph.nodes[v]}) <= 1 for part in nx.connected_components(rest))
+    def _without_hubs(self) -> tuple[tuple[str, ...], ...]:
+        """The vertices of every part."""
+        rest = self.graph.subgraph([v for v in self.graph if v not in self._hubs])
+        return tuple(tuple(sorted(part)) for part in nx.connected_components(rest))
 
-    def _to_hub(self, rank: int) -> tuple[Edge, ...]:
-        key = (f"gpu{rank}", "")
+    def _to_hub(self, rank: int, hub: str) -> tuple[Edge, ...]:
+        key = (f"gpu{rank}", hub)
         found = self._paths.get(key)
         if found is None:
-            found = self._paths[key] = self._walk(self._node_graph(rank), f"gpu{rank}", str(self._hub))
+            found = self._paths[key] = self._walk(self._around(rank), f"gpu{rank}", hub)
         return found
 
     def _search(self, src: int, dst: int) -> tuple[Edge, ...]:
-        graph = self._node_graph(src) if self._hub is not None else self.graph
+        graph = self._around(src)
         if not self.cluster.profile.get("p2p", True) and src != dst:
             here, there = self._host(graph, src), self._host(graph, dst)
             if here and there:
@@ -81,8 +88,10 @@ class Routes:
 
     def _host(self, graph: nx.Graph[Any], rank: int) -> str:
         """The host bridge nearest to a device, or nothing."""
-        near = nx.single_source_dijkstra_path_length(graph, f"gpu{rank}", weight="latency_s")
-        return min((v for v in near if v.startswith("host")), key=lambda v: (near[v], v), default="")
+        if rank not in self._hosts:
+            near = nx.single_source_dijkstra_path_length(graph, f"gpu{rank}", weight="latency_s")
+            self._hosts[rank] = min((v for v in near if v.startswith("host")), key=lambda v: (near[v], v), default="")
+        return self._hosts[rank]
 
     def lanes(self, ranks: tuple[int, ...]) -> dict[tuple[int, int], float]:
         """Bandwidth of the cables that join two of `ranks` directly, both ways round; empty where a switch joins them."""
@@ -91,17 +100,14 @@ class Routes:
             for a in ranks for b in ranks if a != b and self.graph.has_edge(f"gpu{a}", f"gpu{b}")
         }  # fmt: skip
 
-    def _node_graph(self, rank: int) -> nx.Graph[Any]:
-        """The vertices of one node, with the hub."""
-        node = self.node(rank)
-        if node not in self._parts:
-            rest = self.graph.subgraph([v for v in self.graph if v != self._hub]) if not self._parts else self._parts[-1]
-            self._parts[-1] = rest
-            inside = nx.node_connected_component(rest, f"gpu{rank}")
-            for other in self.cluster.nodes[node]:
-                inside = inside if f"gpu{other}" in inside else inside | nx.node_connected_component(rest, f"gpu{other}")
-            self._parts[node] = nx.Graph(self.graph.subgraph([*sorted(inside), str(self._hub)]))
-        return self._parts[node]
+    def _around(self, rank: int) -> nx.Graph[Any]:
+        """The vertices of a device's part, with the hubs; all where there are none."""
+        if not self._part:
+            return self.graph
+        part = self._part[f"gpu{rank}"]
+        if part not in self._parts:
+            self._parts[part] = nx.Graph(self.graph.subgraph([*self._members[part], *self._hubs]))
+        return self._parts[part]
 
     def _walk(self, graph: nx.Graph[Any], a: str, b: str) -> tuple[Edge, ...]:
         if a not in self._trees:

@@ -13,6 +13,7 @@ from planner.recipes.accuracy_memory import memory_part
 from planner.recipes.bill import Bill
 from planner.recipes.estimate import Estimate, Priced, told
 from planner.recipes.learn import errors, parts_of
+from planner.recipes.release import releases
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
 from planner.recipes.step import step
@@ -164,8 +165,18 @@ def _shares() -> str:
             rows.append(f"| {study.name} | {member} | {found['runs']} | {told_shares} |")
     return (
         "## Every fitted number\n\nA study's `common` shares are one number for all its members. What a share multiplies is said in "
-        "`planner/recipes/shares.py`; each is drawn to what is expected of it.\n\n" + "\n".join(rows)
+        "`planner/recipes/shares.py`; each is drawn to what is expected of it.\n\n" + "\n".join(rows) + "\n\n" + _set_by_hand()
     )
+
+
+def _set_by_hand() -> str:
+    """The figures of releases that were chosen with these tables at hand."""
+    costs = ("flash_cost", "grouped_cost", "grouped_low_cost")
+    told = [f"{r.name} {name} {getattr(r, name):g}" for r in releases() for name in costs if getattr(r, name) != 1.0]
+    return (
+        "Chosen by hand with these tables in view, and so to be counted with what was fitted: what a release's kernels take over the best ones of a device ("
+        + ", ".join(told) + "), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
+    )  # fmt: skip
 
 
 def _share(name: str, value: float, expected: float | None) -> str:

@@ -143,7 +143,7 @@ class _Writer:
             if k.share in works.AXES:
                 found["ep" if k.share == "ep" else self._crossed(k.share)] += self._collective_s(k.share, k.op, k.nbytes)
             else:
-                found[k.share] += self.cost.compute_s(k.op, k.dtype, k.flops, k.nbytes, k.gemm)
+                found[k.share] += k.times * self.cost.compute_s(k.op, k.dtype, k.flops, k.nbytes, k.gemm)
         return list(found.values())
 
     def _crossed(self, axis: str) -> str:

@@ -6,7 +6,7 @@
 ...           release="Megatron-LM 2021")
 >>> found = ledger(run)
 >>> print(found.peak_rank, found.peak_at, f"{found.peak_bytes / 2**30:.1f} GiB", found.fits)
-0 backward of the first microbatch, 8 of 64 in flight 54.3 GiB yes
+0 backward of the first microbatch, 8 of 64 in flight 54.1 GiB yes
 >>> sum(found.by_class.values()) == found.peak_bytes
 True
 """
@@ -130,8 +130,8 @@ class _Writer:
         hidden = tokens * run.shape.hidden * self.width / (run.tp if run.sp else 1)
         held = self._static(dense, expert, is_first, is_last) | {
             "activations": h.slack * flight * stored,
-            "hops": h.hops * flight * hidden if run.pp > 1 else 0.0,
-            "embedding": flight * hidden if is_first and run.shape.is_gpt else 0.0,
+            "hops": h.hops * (1.0 - 0.5 * is_first - 0.5 * is_last) * flight * hidden,
+            "embedding": flight * hidden / self.width if is_first and run.shape.is_gpt else 0.0,
             "gathered": self._gathered(dense, expert, is_first, is_last),
             "communicators": h.group_gib * GIB * len(groups_of(run)),
             "fixed": h.fixed_gib * GIB,

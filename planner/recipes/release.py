@@ -21,12 +21,12 @@ class Release:
     forward and backward; `softmax` is the fused kernel, that runs where heads x mbs of a rank divide by `softmax_multiple` and the sequence is at most
     `softmax_max_seq`, `softmax_plain` what runs elsewhere, `softmax_plain_host` times the host's time. `causal`: the share of all pairs that attention
     computes. `flash_backward`: products of its backward over those of its forward. `flash_cost`: its seconds over those of the best kernels of the device.
-    `grad_bytes`: of an element in the data-parallel reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding
-    a weight gradient moves for each parameter, every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward.
-    `host_backward`: the host's time in a backward over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism,
-    and optimizer states are sharded, said or not. `splits_link`: tensor-parallel collectives are cut up and hide behind their products. `low_as`: dtype
-    whose speed products in fp8 have ("" their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `options`:
-    what changes where a run says such a word.
+    `grouped_cost`, `grouped_low_cost`: the same of the products of experts, in 16 bits and in fp8 or less. `grad_bytes`: of an element in the data-parallel
+    reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
+    every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
+    over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
+    `splits_link`: tensor-parallel collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own).
+    `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word.
     """
 
     name: str
@@ -44,6 +44,8 @@ class Release:
     reduces_beside_backward: bool
     host_backward: float
     flash_cost: float = 1.0
+    grouped_cost: float = 1.0
+    grouped_low_cost: float = 1.0
     always_sp: bool = False
     least_zero: int = 0
     splits_link: bool = False

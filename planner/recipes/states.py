@@ -28,13 +28,14 @@ class Holding:
 
     Bytes for each parameter: `param` in the dtype of the products, `grad` accumulated, `state` master copy and optimizer. With `zero` 1 states are split over
     the replicas, with 2 gradients, with 3 parameters, which are then gathered unit by unit: `units` of them at once. `hops`: tensors of the hidden size that a
-    pipeline stage keeps for each microbatch in flight, beside what its layers keep. `logits`: bytes for each logit at the loss. `flight`: microbatches in
-    flight over what the schedule's orders keep. `slack`: what the allocator holds for one byte of activations. `rerun`: the same for what a recomputed layer
-    holds. `weight`: bytes for each element of the largest weight while its gradient is computed. `fixed_gib`: context and workspaces, where what was measured
-    counts them, and `group_gib` for every axis along which devices communicate. `keeps`: `tensors`, as fused kernels do, or `eager`. `whole_in_pipeline`: with
-    a pipeline, parameters of ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor parallelism is always with
-    sequence parallelism. `planned`: memory is planned before the run, so that nothing is held longer than it is read. `fitted`: which of these figures were
-    fitted to measured runs, `left_out` the mean, 90 % and worst error in percent of rows that were left out (`benchmarks/fit_ledgers.py`), `band` what follows.
+    pipeline stage keeps for each microbatch in flight, half of them on the first and last rank. `logits`: bytes for each logit at the loss. `flight`:
+    microbatches in flight over what the schedule's orders keep. `slack`: what the allocator holds for one byte of activations. `rerun`: the same for what a
+    recomputed layer holds. `weight`: bytes for each element of the largest weight while its gradient is computed. `fixed_gib`: context and workspaces, where
+    what was measured counts them, and `group_gib` for every axis along which devices communicate. `keeps`: `tensors`, as fused kernels do, or `eager`.
+    `whole_in_pipeline`: with a pipeline, parameters of ZeRO-3 stay gathered and their gradients whole from microbatch to microbatch. `always_sp`: tensor
+    parallelism is always with sequence parallelism. `planned`: memory is planned before the run, so nothing is held longer than it is read. `fitted`: which
+    of these figures were fitted to measured runs, `left_out` the mean, 90 % and worst error in percent of rows that were left out
+    (`benchmarks/fit_ledgers.py`), `band` what follows.
     """
 
     releases: tuple[str, ...]

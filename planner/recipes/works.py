@@ -30,7 +30,8 @@ ALIGNED = 8
 class Kernel(NamedTuple):
     """One kernel or collective of a microbatch on a rank. `share`: which of a fit's shares multiplies its seconds: compute, low, grouped, attention,
     misaligned, memory, or the axis of a collective (tp, cp, ep, fsdp). `flops`, `nbytes`, `gemm` as in `ir.work.Work`; `op` a collective's kind where `share`
-    is an axis."""
+    is an axis. `times`: what a release's kernel takes over the best of the device.
+    """
 
     share: str
     op: str
@@ -38,6 +39,7 @@ class Kernel(NamedTuple):
     flops: float = 0.0
     nbytes: float = 0.0
     gemm: tuple[int, ...] = ()
+    times: float = 1.0
 
 
 Kernels = tuple[Kernel, ...]
@@ -170,13 +172,15 @@ class _Table:
     def _grouped(self, op: str, batch: int, m: float, k: float, n: float, low: bool = True) -> None:
         low = low and self.run.precision in LOW
         share, dtype = ("low", self.release.low_as or self.run.precision) if low else ("compute", self.run.dtype)
-        share = "grouped" if op.startswith("expert") else share
+        times = 1.0
+        if op.startswith("expert"):
+            share, times = "grouped", self.release.grouped_low_cost if low else self.release.grouped_cost
         if low:
             forward, backward = self.release.moved["quantize"]
             self._f.append(Kernel("memory", "quantize", self.run.dtype, 0.0, forward * batch * m * k))
             self._i.append(Kernel("memory", "quantize", self.run.dtype, 0.0, backward * batch * m * n))
         for kernels, shape in ((self._f, (m, n, k)), (self._i, (m, k, n)), (self._w, (k, n, m))):
-            kernels.append(self._product(share, op, dtype, (batch, *shape)))
+            kernels.append(self._product(share, op, dtype, (batch, *shape))._replace(times=times))
         self._w.append(Kernel("memory", "accumulate", self.run.dtype, 0.0, self.release.accumulate_bytes * batch * k * n))
 
     def moved(self, op: str, elements: float, core: bool = False) -> None:
@@ -238,12 +242,12 @@ class _Table:
     def _flash(self, heads: float) -> None:
         run, s = self.run, self.shape
         pairs = heads * run.mbs * (run.seq / run.cp) * run.seq * self.release.causal
-        flops = 2.0 * pairs * (2 * s.head_dim + s.rope_dim) * self.release.flash_cost
+        flops = 2.0 * pairs * (2 * s.head_dim + s.rope_dim)
         nbytes = 4.0 * self.tokens * heads * s.head_dim * self.width
-        kernel = Kernel("attention", "attention", run.dtype, flops, nbytes)
+        kernel = Kernel("attention", "attention", run.dtype, flops, nbytes, times=self.release.flash_cost)
         self._f.append(kernel)
         self._core.append(kernel)
-        self._i.append(Kernel("attention", "attention", run.dtype, flops * self.release.flash_backward, 2 * nbytes))
+        self._i.append(kernel._replace(flops=flops * self.release.flash_backward, nbytes=2 * nbytes))
 
     def _product(self, share: str, op: str, dtype: str, shape: tuple[float, ...]) -> Kernel:
         batch, m, n, k = (max(1, round(x)) for x in shape)

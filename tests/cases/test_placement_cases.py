@@ -73,7 +73,7 @@ def test_forty_heads_on_three_devices() -> None:
 
 
 def test_padded_vocabularies() -> None:
-    """B033, github.com/NVIDIA/Megatron-LM/issues/1000, github.com/vllm-project/vllm/issues/20843: what others pad; here slices are uneven."""
+    """B033, github.com/NVIDIA/Megatron-LM/issues/1000, github.com/vllm-project/vllm/issues/20843: what others pad; here slices are uneven instead."""
     cases = ((128256, 128, 8), (128256, 64, 8), (49159, 64, 1), (50257, 128, 1))
     assert [padded_vocab(*case) for case in cases] == [129024, 128512, 49216, 50304]
     assert [sum(split_sizes(vocab, tp)) for vocab, _, tp in cases] == [vocab for vocab, _, _ in cases]

@@ -139,9 +139,10 @@ def test_simulate(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "explain", "plan.json", "--why-not", "tp=2")
+    found = document(capsys, "explain", "plan.json", "--why-not", "tp=2", "--about", "h.*.mlp.up", "--against", "plan.json")
     assert list(found)[:4] == HEAD
-    assert {"binds", "breakdown", "why_not"} <= set(found)
+    assert {"binds", "breakdown", "why_not", "about", "reshards", "parameters"} <= set(found)
+    assert found["against"]["differences"] == []
 
 
 def test_run_verifies_against_one_device(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

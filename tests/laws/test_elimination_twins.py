@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from planner.chain import Chain
-from planner.diffusion import diffuse
-from planner.elimination import solve
-from planner.factors import FactorGraph
-from planner.polytope import integer_program, linear_program
+from planner.solver.chain import Chain
+from planner.solver.diffusion import diffuse
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph
+from planner.solver.polytope import integer_program, linear_program
 
 
 def random_graph(seed: int) -> FactorGraph:

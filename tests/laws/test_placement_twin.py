@@ -16,10 +16,10 @@ from ir.ops import catalogue
 from ir.sbp import NdSbp, S, local_shape
 from ir.units import DTYPE_BYTES
 from planner.autodiff import RECOMPUTED, backward
-from planner.elimination import solve
 from planner.placement import Placed, new_tables, price, search
-from planner.polytope import integer_program
 from planner.pricing import Pricing, boxing_price
+from planner.solver.elimination import solve
+from planner.solver.polytope import integer_program
 from planner.space import Space
 from tests.planner.blocks import AlphaBeta, Llama, model
 

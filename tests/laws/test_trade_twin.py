@@ -10,9 +10,9 @@ import pytest
 
 from ir.errors import PlanError
 from ir.graph import Graph
-from planner.elimination import solve
 from planner.placement import new_tables, search
 from planner.placement import problem as problem_of
+from planner.solver.elimination import solve
 from planner.trade import Trade, integer_within, min_marginals, solve_within
 from planner.within import search_within
 from tests.planner.blocks import AlphaBeta, Llama, model

@@ -111,8 +111,8 @@ def test_reasons_in_a_ranked_list() -> None:
     first, second = predicted(1.0, compute_s=0.7, bubble_s=0.3), predicted(1.5, compute_s=0.75, exposed_comm_s=0.75)
     assert binds(first.predicted) == "compute: 70% of the step"
     assert largest_difference(second.predicted, first.predicted) == "750 ms more communication that nothing hides"
-    assert why(first, [first]) == "compute: 70% of the step; 1.2 GiB"
-    assert why(first, [first, second]) == "compute: 70% of the step; 1.2 GiB; the next is 50.0% slower: 750 ms more communication that nothing hides"
+    assert why(first, [first]) == "compute: 70% of the step; 1.25 GiB"
+    assert why(first, [first, second]) == "compute: 70% of the step; 1.25 GiB; the next is 50.0% slower: 750 ms more communication that nothing hides"
     assert why(second, [first, second]).endswith("; 50.0% slower than the first: 750 ms more communication that nothing hides")
 
 

@@ -18,10 +18,10 @@ from ir.op import Rule, nd_placements
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, P, S
 from ir.units import DTYPE_BYTES
-from planner.elimination import solve
 from planner.facts import analyse
 from planner.placement import Placed, new_tables, price, search
 from planner.pricing import Pricing, boxing_price
+from planner.solver.elimination import solve
 from planner.space import Limit, Space, layout_space
 from tests.planner.blocks import AlphaBeta, Llama, model
 

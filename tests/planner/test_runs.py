@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from ir.graph import Builder, Graph
-from planner.elimination import solve
-from planner.factors import FactorGraph, Solution
 from planner.placement import new_tables, price, search
 from planner.runs import Short, layer_keys, shorten
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph, Solution
 from planner.space import Limit, Space
 from tests.planner.blocks import AlphaBeta, Llama, block, model
 

@@ -120,3 +120,13 @@ def test_unknown_layouts_are_refused() -> None:
         build("none", "L40S", 1, 2, None, layout={"kind": "star"})
     with pytest.raises(ClusterError, match="lanes are known of 8 GPUs"):
         build("none", "V100-SXM2-16GB", 1, 9, None, layout={"kind": "lanes", "lanes": "hybrid-cube-mesh"})
+
+
+@pytest.mark.parametrize(("text", "parts"), [("72x4xGB200@ib400x4", 4), ("36x8xH100@ib400x8r:4", 8)])
+def test_paths_between_parts_are_found_part_by_part(text: str, parts: int) -> None:
+    """Racks on NVLink domains, nodes on rails: as short as by searching the whole, and without searching it."""
+    cluster = load_cluster(text)
+    routes = Routes(cluster)
+    for a, b in ((0, 71), (0, 72), (5, 287), (100, 143), (150, 151)):
+        assert routes.latency_s(routes.path(a, b)) == pytest.approx(routes.latency_s(cluster.path(a, b)))
+    assert len(routes._parts) <= parts

@@ -14,7 +14,7 @@ from scipy.optimize import LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from ir.errors import PlanError
-from planner.factors import FactorGraph, Solution, Table
+from planner.solver.factors import FactorGraph, Solution, Table
 
 
 def linear_program(graph: FactorGraph, presolve: bool = True) -> Solution:

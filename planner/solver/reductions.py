@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.factors import FactorGraph, Scope, Table
+from planner.solver.factors import FactorGraph, Scope, Table
 
 TABLE_LIMIT = 1 << 23
 """Entries of the largest table that an elimination of degree 3 or more may form, the eliminated variable counted: 64 MiB of float64."""

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ir.errors import PlanError
-from planner import blocks as folding
-from planner import reductions
-from planner.elimination import solve
-from planner.factors import FactorGraph
-from planner.polytope import integer_program, linear_program
+from planner.solver import blocks as folding
+from planner.solver import reductions
+from planner.solver.elimination import solve
+from planner.solver.factors import FactorGraph
+from planner.solver.polytope import integer_program, linear_program
 
 
 def grid(side: int, states: int, seed: int) -> FactorGraph:
@@ -105,3 +105,23 @@ def test_dominance_formed_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPat
     whole = solve(graph)
     monkeypatch.setattr(reductions, "CHUNK", 16)
     assert solve(graph) == whole
+
+
+@pytest.mark.parametrize("limit", [8, 64, 1 << 20])
+def test_a_block_that_is_too_wide_is_reduced_first_or_left_as_it_is(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """The variables at the ends of a block keep their states whatever is dominated inside."""
+    graph, blocks = layers(4, 11, equal=True)
+    truth = integer_program(graph).cost
+    monkeypatch.setattr(reductions, "TABLE_LIMIT", limit)
+    found = solve(graph, blocks)
+    assert found.cost == pytest.approx(truth, abs=1e-6)
+    assert graph.cost(found.states) == pytest.approx(truth, abs=1e-6)
+
+
+def test_states_that_a_table_cannot_tell_apart_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    large, small = rng.integers(0, 2, (6, 1, 40)).astype(float), rng.random((1, 3, 40))
+    plain = reductions._minimum([large, small], (6, 3))
+    monkeypatch.setattr(reductions, "MANY", 1)
+    assert reductions._minimum([large, small], (6, 3)) == pytest.approx(plain)
+    assert reductions._without_twins([np.repeat(large, 3, axis=0), small], (18, 3))[0].shape[-1] <= 40

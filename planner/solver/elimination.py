@@ -9,11 +9,11 @@ import itertools
 import math
 from collections.abc import Collection, Sequence
 
-from planner.blocks import CannotFold, Folded, Repeated, fold
-from planner.diffusion import diffuse
-from planner.factors import FactorGraph, Solution
-from planner.polytope import linear_program
-from planner.reductions import Factors, substitute_back
+from planner.solver.blocks import CannotFold, Folded, Repeated, fold
+from planner.solver.diffusion import diffuse
+from planner.solver.factors import FactorGraph, Solution
+from planner.solver.polytope import linear_program
+from planner.solver.reductions import Factors, substitute_back
 
 
 def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = (), repeats: Sequence[Repeated] = ()) -> Solution:

@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.factors import Table
-from planner.reductions import undominated
+from planner.solver.factors import Table
+from planner.solver.reductions import undominated
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.chain import Chain
-from planner.factors import Scope, Table
-from planner.reductions import Factors, Undo, substitute_back
+from planner.solver.chain import Chain
+from planner.solver.factors import Scope, Table
+from planner.solver.reductions import Factors, Undo, substitute_back
 
 
 @dataclass(frozen=True, slots=True)

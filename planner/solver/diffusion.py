@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.factors import FactorGraph, Table
+from planner.solver.factors import FactorGraph, Table
 
 SWEEPS = 6
 """Of the cores of three-layer problems, six sweeps take the bound within 2.5 % of the optimum; more cost as much as they save."""
