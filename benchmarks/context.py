@@ -1,8 +1,8 @@
 """From which sequence length on context parallelism pays: one sequence a step, tensor against context parallelism over all GPUs.
 
-On one node of 8 H100 Llama 3 8B's blocks, on two nodes those of Llama 2 7B, whose 32 key heads 16 ways of tensor parallelism divide. Each layout is the planner's best
-with these degrees: recomputation, ZeRO, sequence parallelism and the form of attention are its own choice. Eight blocks, so that memory binds nobody.
-Prints a table with the crossover and writes `benchmarks/results/DATE-context.json`. Usage: python benchmarks/context.py
+On one node of 8 H100 Llama 3 8B's blocks, on two nodes those of Llama 2 7B, whose 32 key heads 16 ways of tensor parallelism divide. Each layout is the
+planner's best with these degrees: recomputation, ZeRO, sequence parallelism and the form of attention are its own choice. Eight blocks, so that memory binds
+nobody. Prints a table with the crossover and writes `benchmarks/results/DATE-context.json`. Usage: python benchmarks/context.py
 """
 
 from __future__ import annotations
