@@ -258,11 +258,11 @@ def attend_runs(c: Context, queries: Sequence[Run], keys: Sequence[Run], q: Any,
     for row, here in _places(queries):
         for column, there in _places(keys):
             if _sees(c, here, there):
-                parts = [c.xp.empty(x[:, row].shape, x.dtype) for x in (out, lse)]
-                parts[0][...], parts[1][...] = 0.0, LOWEST
+                part, norm = (c.xp.empty(x[:, row].shape, x.dtype) for x in (out, lse))
+                part[...], norm[...] = 0.0, LOWEST
                 inner = _at(c, here, there)
-                _attend(inner, _Scores(inner), None, q[:, row], k[:, column], v[:, column], *parts)
-                join(c, out[:, row], lse[:, row], *parts, out[:, row], lse[:, row])
+                _attend(inner, _Scores(inner), None, q[:, row], k[:, column], v[:, column], part, norm)
+                join(c, out[:, row], lse[:, row], part, norm, out[:, row], lse[:, row])
 
 
 def attend_runs_grad(
@@ -325,7 +325,8 @@ def _forward(extra: str) -> Kernel:
 
     def plain(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
         if c.attrs.get("zigzag", 0):
-            attend_runs(c, c.runs(), joined(c.runs("z")), q, *_in_order(c, k, v), out, lse)
+            k, v = _in_order(c, k, v)
+            attend_runs(c, c.runs(), joined(c.runs("z")), q, k, v, out, lse)
         else:
             _attend(c, _Scores(c), None, q, k, v, out, lse)
 

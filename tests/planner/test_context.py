@@ -16,11 +16,13 @@ from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.candidates import block_layers
 from planner.context import context_space
+from planner.frontends import load
 from planner.frontends.model import Model
 from planner.lower import lower
 from planner.optimizers import with_defaults
 from planner.placement import search
 from planner.pricing import MeshPricing
+from planner.search import plan
 from planner.single import single_device
 from planner.space import layout_space, zero_space
 from simulator.cost import CostModel
@@ -163,3 +165,21 @@ def test_what_does_not_divide_is_refused() -> None:
     for num_ranks, form, told in ((5, None, "sequence of 12 tokens"), (6, "exchange", "4 key heads"), (2, "spiral", "forms ring, gather, exchange")):
         with pytest.raises(PlanError, match=told):
             context_space(graph, "cp", num_ranks, form)
+
+
+def _step_s(seq: int, tp: int, cp: int) -> float:
+    model = load("llama-3-8b", num_layers=8, max_positions=seq)
+    found = plan(model, cluster(), batch=1, seq=seq, fix={"dp": 1, "pp": 1, "tp": tp, "cp": cp, "recompute": "none", **({"cp_form": "gather"} if cp > 1 else {})}, top=1)
+    return float(found.plans[0].predicted["step_s"])
+
+
+def test_context_parallelism_wins_beyond_a_length() -> None:
+    """One sequence a step on eight GPUs of a node: all of them for the heads, or half of that for the sequence (benchmarks/context.py)."""
+    assert _step_s(2048, 8, 1) < _step_s(2048, 4, 2)
+    assert _step_s(16384, 4, 2) < _step_s(16384, 8, 1)
+
+
+def test_the_search_finds_it() -> None:
+    model = load("llama-3-8b", num_layers=8, max_positions=16384)
+    best = plan(model, cluster(), batch=1, seq=16384, fix={"pp": 1}, top=1).plans[0]
+    assert best.layout["cp"] > 1
