@@ -19,7 +19,7 @@ DOUBT = 0.04
 MOST_DOUBT = 0.16
 """However far away."""
 
-NUM_PLACES = 6
+NUM_PLACES = 8
 """Of a candidate's place, see `_place`."""
 
 
@@ -58,8 +58,11 @@ class Lessons:
 
 
 def _place(c: Candidate) -> tuple[float, ...]:
-    """Where a candidate lies among others, in doublings; layers run again are one more."""
-    return (math.log2(c.tp), math.log2(c.pp), math.log2(c.ep), math.log2(c.mbs), math.log2(max(1, c.pieces)), float(c.recompute == "full"))
+    """Where a candidate lies among others, in doublings; layers run again are one more, a ring of keys another."""
+    return (
+        math.log2(c.tp), math.log2(c.pp), math.log2(c.ep), math.log2(c.mbs), math.log2(max(1, c.pieces)), math.log2(c.cp),
+        float(c.context.startswith("ring")), float(c.recompute == "full"),
+    )  # fmt: skip
 
 
 __all__ = ["Lessons"]

@@ -1,9 +1,9 @@
 """What passes keep for their backwards shares memory across passes: places that follow each other in the frozen order, not slots of each pass by itself.
 
-Where a rank runs several forwards that keep something (virtual stages, the pieces of a sequence), each has most of its items at another time than the others,
-and so many slots for each would hold more than is ever kept at once. The compute queue's order is frozen, so the life of every item of a step is known: from the
-place of its forward in the order to that of its last backward. Items of one layer that live equally long lie together, one block for each microbatch, and every
-slot of a register gets an offset of its own. Layers are alike, so most blocks are of few sizes, and those of one size fill each other's places.
+Where a rank runs several forwards that keep something (virtual stages, the pieces of a sequence), each has most of its items at another time than the
+others, and so many slots for each would hold more than is ever kept at once. The compute queue's order is frozen, so the life of every item of a step is known:
+from the place of its forward in the order to that of its last backward. Items of one layer that live equally long lie together, one block for each microbatch,
+and every slot of a register gets an offset of its own. Layers are alike, so most blocks are of few sizes, and those of one size fill each other's places.
 """
 
 from __future__ import annotations
