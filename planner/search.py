@@ -149,6 +149,7 @@ class _Search:
     found: list[Evaluated] = field(default_factory=list)
     too_big: list[Evaluated] = field(default_factory=list)
     waiting: list[Candidate] = field(default_factory=list)
+    put_off: list[Candidate] = field(default_factory=list)
     left_out: list[float] = field(default_factory=list)
     beaten: list[float] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -175,6 +176,7 @@ class _Search:
                 self._try(promising)
                 self.waiting.remove(promising)
             self._try_schedules()
+            self._try_put_off()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -194,12 +196,22 @@ class _Search:
         return tuple(variants(c, self.evaluator.fix, self.evaluator.bounds.graph(1)))
 
     def _put_off(self, c: Candidate) -> None:
-        """A point that cannot fit as it is; under schedules that keep less it might, which nobody tries unless nothing else fits."""
+        """A point that cannot fit as it is; under schedules that keep less it might, which are tried where nothing else fits."""
         for v in self._variants(c):
             if self.evaluator.may_fit(v):
-                self.left_out.append(self.evaluator.bounds.lower_bound_s(v))
+                self.put_off.append(v)
             else:
                 self.num_pruned += 1
+
+    def _try_put_off(self) -> None:
+        """Where nothing fits, schedules that keep less than 1F1B on layouts for which that keeps too much; those that keep least first."""
+        may = () if self.found else [c for c in self.put_off if c.schedule != "auto"]
+        tried = sorted(may, key=lambda c: (self.evaluator.footprint.even_bytes(c), str(c)))[:PATIENCE]
+        for c in tried:
+            this = self.evaluator.evaluate(c, self._best_s())
+            self.num_evaluated += 1
+            (self.found if this.fits(self.evaluator.memory_fraction) else self.too_big).append(this)
+        self.left_out += [self.evaluator.bounds.lower_bound_s(c) for c in self.put_off if c not in tried]
 
     def _next(self) -> Candidate | None:
         """The most promising one by what was learned so far; the smallest where many were too big and none has fitted; none where nothing is promising."""
