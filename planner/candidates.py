@@ -32,6 +32,12 @@ PIECES = (2, 4, 8)
 MESH_AXES = ("dp", "ep", "cp", "tp")
 """The axes of a stage's mesh, outer first; `ep` only where experts, `cp` only where sequences are split over it."""
 
+FARTHEST = 4
+"""Times as many microbatches as are asked for, or as there are ranks, among which legal numbers are looked for."""
+
+NEAREST = 4
+"""Legal numbers that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -331,8 +337,20 @@ def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph)
     first = next(candidates({k: v for k, v in fix.items() if k not in ("schedule", "seq_chunks")}, num_devices, batch, graph), None)
     if first is None or name in ("", *OWN):
         return ""
-    refused = schedule(name).refuse(first.pp, first.num_microbatches, schedule(name).num_chunks(fix.get("vpp", 1)))
-    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}" if refused else ""
+    known = schedule(name)
+    num_chunks = known.num_chunks(fix.get("vpp", 1))
+    refused = known.refuse(first.pp, first.num_microbatches, num_chunks)
+    if not refused:
+        return ""
+    legal = [n for n in range(1, FARTHEST * max(first.pp, first.num_microbatches) + 1) if not known.refuse(first.pp, n, num_chunks)]
+    near = sorted(sorted(legal, key=lambda n: (abs(n - first.num_microbatches), n))[:NEAREST])
+    batches = ", ".join(str(n * first.dp * first.mbs) for n in near)
+    told = (
+        f"; legal near it are {', '.join(map(str, near))} microbatches, with mbs={first.mbs} and dp={first.dp} a batch of {batches}"
+        if near and "legal" not in refused
+        else ""
+    )
+    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}{told}"
 
 
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:

@@ -11,7 +11,7 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
-from planner.orders import OWN, is_plain
+from planner.orders import OWN, is_plain, kept
 from planner.schedules import schedule
 
 
@@ -34,6 +34,12 @@ class Footprint:
         held = self._held(c, [sum(state[a:b]) for a, b in stages])
         needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
         return max(needs) / c.stage_ranks
+
+    def even_bytes(self, c: Candidate) -> float:
+        """Bytes of a rank if all of them had the same share, of what the schedule keeps on its first rank as well: no bound, an order."""
+        state, saved = sum(self.state()), sum(self.saved(c.recompute == "full"))
+        num_kept = kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces)
+        return (state + num_kept * c.mbs * c.dp * saved) / (c.pp * c.stage_ranks)
 
     @staticmethod
     def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:
