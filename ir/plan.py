@@ -54,7 +54,8 @@ class Stage:
 class Plan:
     """All decisions for one model on one cluster. `batch` is the global batch in samples of `seq` tokens.
 
-    `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers whose forward is run again in the backward. `reboxed`: ("tensor", "node") uses whose
+    `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers, by number, and the nodes, by name, whose forward is run again in the
+    backward: of such a layer what enters it is kept, of such a node its own layer's backward reads what it gives then. `reboxed`: ("tensor", "node") uses whose
     saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
     (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
     `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
@@ -75,7 +76,7 @@ class Plan:
     stages: tuple[Stage, ...]
     schedule: str
     num_microbatches: int
-    recompute: tuple[int, ...]
+    recompute: tuple[int | str, ...]
     rules: Mapping[str, tuple[Rule, ...]]
     hubs: Mapping[str, Hub]
     params: Mapping[str, ParamPlacement]

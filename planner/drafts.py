@@ -53,7 +53,8 @@ class Drafts:
         return search(
             graph, mesh.axes, mesh.shape, self.pricing(mesh), tables=self.tables(mesh), num_microbatches=c.num_microbatches,
             memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self.in_flight(c) if price else 1,
-            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer, space=self.space(graph, mesh),
+            recompute=block_layers(graph) if c.recompute == "full" else (), selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(graph, mesh),
         )  # fmt: skip
 
     def mesh(self, c: Candidate) -> Mesh:
@@ -76,11 +77,11 @@ class Drafts:
         size = c.dp * c.tp
         return tuple(range(site * size, (site + 1) * size))
 
-    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...]) -> Plan:
+    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int) -> Plan:
         model, mesh = self.bounds.model, self.mesh(c)
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
-            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
+            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, placed.recompute, placed.rules, placed.hubs,
             placed.params, placed.reboxed, links=placed.links,
         )  # fmt: skip
 
@@ -113,7 +114,7 @@ class Drafts:
 
     def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.pp, c.ep, c.mbs, c.recompute, folded.kinds)
+        where = (c.dp, c.tp, c.pp, c.ep, c.mbs, c.recompute if price or c.recompute == "full" else "none", folded.kinds)
         placed = self._placement(c, price, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
@@ -138,13 +139,17 @@ class Drafts:
         """One rank of each stage, its microbatches one after another."""
         num_microbatches = min(MICROBATCHES, c.num_microbatches)
         rows = _serial([s.ranks for s in stages], num_microbatches, splits)
-        recompute = block_layers(graph) if c.recompute == "full" else ()
-        plan = self._plan(c, placed, stages, num_microbatches, recompute)
+        plan = self._plan(c, placed, stages, num_microbatches)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
 
 
+def decides_reruns(c: Candidate, price: float) -> bool:
+    """Whether the search is to decide which operators run again: where memory has no price none is worth it."""
+    return c.recompute == "selective" and price > 0
+
+
 def _decides(placed: Placed) -> tuple[Any, ...]:
-    return placed.rules, placed.hubs, placed.params, placed.reboxed
+    return placed.rules, placed.hubs, placed.params, placed.reboxed, placed.recompute
 
 
 def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> Orders:

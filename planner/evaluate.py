@@ -15,7 +15,7 @@ from ir.plan import Plan, Stage
 from ir.units import GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
-from planner.drafts import Drafts
+from planner.drafts import Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.foretell import foretell
@@ -154,7 +154,8 @@ class Evaluator:
         placed = search(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=in_flight, recompute=recompute, optimizer=self.optimizer, space=self.space(piece, mesh), exposed=exposed,
+            in_flight=in_flight, recompute=recompute, selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(piece, mesh), exposed=exposed,
         )  # fmt: skip
         rows = orders or self.bounds.rows
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -164,7 +165,7 @@ class Evaluator:
         )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
-            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
@@ -199,7 +200,7 @@ class Evaluator:
         plan = self.plan(e.candidate, price, e.orders)
         mine = replace(plan, predicted=foretell(self.bounds.model, self.cost, plan))
         other = self.plan(e.candidate, price, e.orders, EXPOSED) if e.candidate.dp > 1 else plan
-        if (other.rules, other.params) == (plan.rules, plan.params):
+        if (other.rules, other.params, other.recompute) == (plan.rules, plan.params, plan.recompute):
             return mine
         other = replace(other, predicted=foretell(self.bounds.model, self.cost, other))
         return min((mine, other), key=lambda p: (not self._has_room(p), p.predicted["step_s"]))

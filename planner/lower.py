@@ -26,7 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
+from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
 from planner.schedules import Orders, Slot
@@ -55,7 +55,8 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
-    return backward(scale_loss(unroll(graph, plan), plan.num_microbatches), unrolled_layers(plan, plan.recompute))
+    whole = unroll(graph, plan)
+    return backward(scale_loss(whole, plan.num_microbatches), unrolled_recompute(plan, whole))
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
