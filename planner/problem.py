@@ -130,7 +130,7 @@ class Problem:
     def _node_ways(self, n: Node) -> tuple[str, ...]:
         if n.name in self.facts.open:
             return (ONCE, AGAIN)
-        return (AGAIN,) if n.name in self.terms.recompute else (ONCE,)
+        return (AGAIN,) if n.name in self.terms.recompute and n.name in self.facts.rerun else (ONCE,)
 
     def _hub_ways(self, n: Node, tensor: str) -> tuple[str, ...]:
         """How a hub may hold what `n` gives. Apart only where re-runs decide whether several uses read it: these may turn out to be one."""
