@@ -77,11 +77,11 @@ class Drafts:
         size = c.dp * c.tp
         return tuple(range(site * size, (site + 1) * size))
 
-    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int) -> Plan:
+    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int | str, ...]) -> Plan:
         model, mesh = self.bounds.model, self.mesh(c)
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
-            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, placed.recompute, placed.rules, placed.hubs,
+            self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
             placed.params, placed.reboxed, links=placed.links,
         )  # fmt: skip
 
@@ -139,7 +139,9 @@ class Drafts:
         """One rank of each stage, its microbatches one after another."""
         num_microbatches = min(MICROBATCHES, c.num_microbatches)
         rows = _serial([s.ranks for s in stages], num_microbatches, splits)
-        plan = self._plan(c, placed, stages, num_microbatches)
+        # layers by number in a graph that may be shorter than the one that was placed
+        recompute = block_layers(graph) if c.recompute == "full" else placed.recompute
+        plan = self._plan(c, placed, stages, num_microbatches, recompute)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
 
 

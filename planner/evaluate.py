@@ -41,6 +41,9 @@ EXPOSED = 0.25
 PRICES = (0.0, 0.03, 1.0, 30.0)
 """Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
 
+RERUN_PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 30.0)
+"""The same where single operators may run again: activation functions, norms, attention and products are worth it one after the other."""
+
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
 
@@ -92,8 +95,9 @@ class Evaluator:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
         return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
-    @property
-    def prices(self) -> tuple[float, ...]:
+    def prices(self, c: Candidate) -> tuple[float, ...]:
+        if c.recompute == "selective":
+            return RERUN_PRICES
         return PRICES if "zero" not in self.fix else PRICES[:1]
 
     def evaluate(self, c: Candidate) -> Evaluated:
@@ -101,7 +105,7 @@ class Evaluator:
 
         The highest price is asked second: where even that does not fit, those between need not be.
         """
-        free, *dearer = self.prices
+        free, *dearer = self.prices(c)
         first = self.evaluate_at(c, free)
         if first.fits(self.memory_fraction) or not dearer:
             return first
@@ -187,7 +191,7 @@ class Evaluator:
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""
-        dearer = [price for price in self.prices if price > e.price] if e.fits(self.memory_fraction) else []
+        dearer = [price for price in self.prices(e.candidate) if price > e.price] if e.fits(self.memory_fraction) else []
         plans = []
         for price in (e.price, *dearer):
             plans.append(self._foretold(e, price))
