@@ -173,7 +173,7 @@ class Plan:
                 data["model"]["name"], data["model"]["fingerprint"], data["cluster"]["name"], data["cluster"]["fingerprint"],
                 data["batch"], data["seq"], data["dtype"], dict(data["optimizer"]), axes, tuple(data["mesh"].values()),
                 tuple(Stage(s["layers"][0], s["layers"][1], tuple(s["ranks"])) for s in data["stages"]),
-                data["schedule"], data["num_microbatches"], tuple(data["recompute"]),
+                data["schedule"], data["num_microbatches"], tuple(map(_layer_or_node, data["recompute"])),
                 {k: tuple(map(Rule.parse, v)) for k, v in _ungroup(data["rules"])},
                 {k: Hub(*map(nd, v)) for k, v in _ungroup(data["hubs"])},
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
@@ -189,6 +189,13 @@ _FIELDS: Mapping[str, type] = {
     "model": dict, "cluster": dict, "batch": int, "seq": int, "dtype": str, "optimizer": dict, "layout": dict, "predicted": dict, "mesh": dict, "stages": list,
     "schedule": str, "num_microbatches": int, "recompute": list, "params": dict, "rules": dict, "hubs": dict, "reboxed": list,
 }  # fmt: skip
+
+
+def _layer_or_node(value: Any) -> int | str:
+    if type(value) not in (int, str):
+        raise ValueError(f"recompute names {value!r}, neither the number of a layer nor the name of an operator")
+    found: int | str = value
+    return found
 
 
 def _check_fields(data: Mapping[str, Any]) -> None:

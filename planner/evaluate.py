@@ -44,6 +44,9 @@ PRICES = (0.0, 0.03, 1.0, 30.0)
 RERUN_PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 30.0)
 """The same where single operators may run again: activation functions, norms, attention and products are worth it one after the other."""
 
+HALVINGS = 3
+"""Of the ratio of the last two prices, where single operators may run again."""
+
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
 
@@ -112,8 +115,23 @@ class Evaluator:
         tightest = self.evaluate_at(c, dearer.pop())
         if not tightest.fits(self.memory_fraction):
             return min(first, tightest, key=lambda e: e.memory.peak_bytes)
-        between = (self.evaluate_at(c, price) for price in dearer)
-        return next((e for e in between if e.fits(self.memory_fraction)), tightest)
+        below = free
+        for price in dearer:
+            this = self.evaluate_at(c, price)
+            if this.fits(self.memory_fraction):
+                return self._halved(c, below, this)
+            below = price
+        return self._halved(c, below, tightest)
+
+    def _halved(self, c: Candidate, below: float, fitting: Evaluated) -> Evaluated:
+        """Where single operators may run again: at the lowest price that fits, as far as some halvings find it, so that no more run again than need be."""
+        for _ in range(HALVINGS if below and c.recompute == "selective" else 0):
+            middle = self.evaluate_at(c, math.sqrt(below * fitting.price))
+            if middle.fits(self.memory_fraction):
+                fitting = middle
+            else:
+                below = middle.price
+        return fitting
 
     def evaluate_at(self, c: Candidate, price: float) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
