@@ -15,6 +15,7 @@ from ir.units import DTYPE_BYTES, is_floating
 from planner.optimizers import is_hidden, update_of, with_defaults
 from planner.orders import check_schedule
 from planner.pieces import unroll, unrolled_plan
+from planner.ring import check_context
 
 
 def check_plan(graph: Graph, plan: Plan) -> Plan:
@@ -26,6 +27,7 @@ def check_plan(graph: Graph, plan: Plan) -> Plan:
     for node in graph.nodes:
         _check_node(graph, plan, node)
     _check_placements(graph, plan)
+    check_context(graph, plan)
     if plan.pieces:
         cut = unroll(graph, plan)
         each = unrolled_plan(plan, cut)

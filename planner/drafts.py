@@ -37,7 +37,7 @@ class Drafts:
     cluster: Cluster
     batch: int
     optimizer: Mapping[str, Any]
-    space: Callable[[Graph, Mesh], Space]
+    space: Callable[[Graph, Mesh, str], Space]
     _tables: dict[tuple[tuple[str, ...], tuple[int, ...]], Tables] = field(default_factory=dict)
     _layers: dict[int, Layers] = field(default_factory=dict)
     _graphs: dict[tuple[int, tuple[int, ...]], Graph] = field(default_factory=dict)
@@ -54,11 +54,11 @@ class Drafts:
             graph, mesh.axes, mesh.shape, self.pricing(mesh), tables=self.tables(mesh), num_microbatches=c.num_microbatches,
             memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self.in_flight(c) if price else 1,
             recompute=block_layers(graph) if c.recompute == "full" else (), selective=decides_reruns(c, price), optimizer=self.optimizer,
-            space=self.space(graph, mesh),
+            space=self.space(graph, mesh, c.context),
         )  # fmt: skip
 
     def mesh(self, c: Candidate) -> Mesh:
-        return Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
+        return Mesh(*c.mesh, tuple(range(c.stage_ranks)))
 
     def pricing(self, mesh: Mesh) -> MeshPricing:
         return MeshPricing(self.bounds.cost, mesh)
@@ -74,7 +74,7 @@ class Drafts:
         return math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp)) if keeps_all else min(c.pp, c.num_microbatches)
 
     def _ranks(self, c: Candidate, site: int) -> tuple[int, ...]:
-        size = c.dp * c.tp
+        size = c.stage_ranks
         return tuple(range(site * size, (site + 1) * size))
 
     def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int | str, ...]) -> Plan:
@@ -82,7 +82,7 @@ class Drafts:
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
             self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
-            placed.params, placed.reboxed, links=placed.links,
+            placed.params, placed.reboxed, links=placed.links, context=c.context,
         )  # fmt: skip
 
     # ---- stages ------------------------------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,8 @@ class Drafts:
 
     def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.pp, c.ep, c.mbs, c.recompute if price or c.recompute == "full" else "none", folded.kinds)
+        recompute = c.recompute if price or c.recompute == "full" else "none"
+        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, recompute, folded.kinds)
         placed = self._placement(c, price, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:

@@ -15,6 +15,7 @@ from ir.plan import Plan, Stage
 from ir.units import GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
+from planner.context import AXIS, context_space
 from planner.drafts import Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
@@ -29,7 +30,7 @@ from planner.placement import search
 from planner.schedules import Orders
 from planner.schedules.auto import Effort, Limits, search_orders
 from planner.schedules.slot import Slot
-from planner.space import Space, layout_space, no_batch, split_experts
+from planner.space import Space, layout_space, no_batch, split_experts, zero_space
 from planner.summary import layout
 from simulator.cost import CostModel
 from simulator.estimate import estimate
@@ -166,7 +167,7 @@ class Evaluator:
         """
         bounds, model = self.bounds, self.bounds.model
         graph = bounds.graph(c.mbs * c.dp)
-        mesh = Mesh(*c.mesh, tuple(range(c.dp * c.tp)))
+        mesh = Mesh(*c.mesh, tuple(range(c.stage_ranks)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
         pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
         num_pieces = max(1, len(pieces))
@@ -177,7 +178,7 @@ class Evaluator:
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
             in_flight=in_flight, recompute=recompute, selective=decides_reruns(c, price), optimizer=self.optimizer,
-            space=self.space(piece, mesh), exposed=exposed,
+            space=self.space(piece, mesh, c.context), exposed=exposed,
         )  # fmt: skip
         rows = orders or self.bounds.rows
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -188,13 +189,15 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows, pieces=pieces,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 
-    def space(self, graph: Graph, mesh: Mesh) -> Space:
-        """What the fixed keys leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
+    def space(self, graph: Graph, mesh: Mesh, context: str = "") -> Space:
+        """What the fixed keys and the way of attention over its ranks leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
+        if context:
+            space &= context_space(graph, AXIS, mesh.axis_size(AXIS), context.split()[0], mesh.axes) & zero_space(AXIS, self.fix.get("zero"))
         if "layout" in self.fix:
             space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
         if "tp_plan" in self.fix:
@@ -221,7 +224,7 @@ class Evaluator:
         """The plan at this price, simulated; where another share of exposed communication places it otherwise, the faster of the two that fit."""
         plan = self.plan(e.candidate, price, e.orders)
         mine = replace(plan, predicted=foretell(self.bounds.model, self.cost, plan))
-        other = self.plan(e.candidate, price, e.orders, EXPOSED) if e.candidate.dp > 1 else plan
+        other = self.plan(e.candidate, price, e.orders, EXPOSED) if e.candidate.dp * e.candidate.cp > 1 else plan
         if (other.rules, other.params, other.recompute) == (plan.rules, plan.params, plan.recompute):
             return mine
         other = replace(other, predicted=foretell(self.bounds.model, self.cost, other))

@@ -33,7 +33,7 @@ class Footprint:
         stashes = [schedule(c.schedule).memory(stage, c.pp, c.num_microbatches, 1) if plain else 1 for stage in range(len(stages))]
         held = self._held(c, [sum(state[a:b]) for a, b in stages])
         needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
-        return max(needs) / (c.dp * c.tp)
+        return max(needs) / c.stage_ranks
 
     @staticmethod
     def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:

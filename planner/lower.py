@@ -29,6 +29,7 @@ from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
+from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
 from planner.stack import stack
@@ -55,8 +56,8 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
-    whole = unroll(graph, plan)
-    return backward(scale_loss(whole, plan.num_microbatches), unrolled_recompute(plan, whole))
+    forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
+    return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
@@ -66,7 +67,7 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
     moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
     chained = len(plan.sites) == len(plan.stages) and k == 1 and not any(slot.kind in "IW" for row in orders for slot in row)
     cuts = tuple(sorted({s.first for s in plan.stages}))
-    plan = unrolled_plan(plan.squeezed(), joint.graph)
+    plan = ringed_plan(unrolled_plan(plan.squeezed(), joint.graph), joint)
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
     actors: list[Actor] = []
@@ -314,6 +315,8 @@ class _Writer:
             return self._box(rank, task)
         if task.kind == "join":
             return self._join(rank, task)
+        if task.kind == "shift":
+            return self._shift(rank, task)
         value = self.here.values[(task.reads or task.writes)[0]]
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
@@ -326,7 +329,8 @@ class _Writer:
             first = self._first_sample(task)
             region = ((region[0][0] + first, region[0][1] + first), *region[1:])
             region = region if task.first is None else _later(region, task.first)
-        return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+        order = {"zigzag": num_parts(self.plan), "length": value.tensor.shape[1]} if task.kind == "load" and is_zigzag(self.plan) else {}
+        return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region, **order}, batch_stride=stride), ""
 
     def _first_sample(self, task: Task) -> int:
         """Where in the batch the first microbatch of the task's copy of the pipeline begins."""
@@ -356,8 +360,11 @@ class _Writer:
         at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
         coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
+        flops, traffic, gemm = work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded)
+        if op.flops_at is not None and self.present.issuperset(self.mesh.ranks):
+            flops = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
         return Work(
-            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
+            "compute", task.op, dtype, flops, traffic, gemm, (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 
@@ -378,6 +385,14 @@ class _Writer:
         attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
         work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
+
+    def _shift(self, rank: int, task: Task) -> tuple[Work, str]:
+        value = self.here.values[task.reads[0]]
+        region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
+        nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
+        group, at = self.mesh.group(rank, self.plan.axes[task.axis]), repr(value.nd[task.axis])
+        attrs = {"src_region": region, "dst_region": region, "reduce": "", "src": at, "dst": at}
+        return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), f"{task.name}/{group[0]}"
 
     def _site_of(self, stage: int) -> SiteTasks:
         return self.sites[self.plan.sites.index(self.plan.stages[stage].ranks)]

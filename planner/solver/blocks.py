@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.solver.chain import Chain
 from planner.solver.factors import Scope, Table
-from planner.solver.reductions import Factors, Undo, substitute_back
+from planner.solver.reductions import HEAVY, Factors, Undo, substitute_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,9 @@ def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope
     factors.touching = {v: {} for v in factors.size}
     for scope, table in local:
         factors.add(scope, table)
+    factors.eliminate_all(degree=2, most=HEAVY)
+    if any(len(factors.neighbours(v)) <= 2 for v in range(num_inside) if v in factors.size):
+        factors.reduce(most=HEAVY)
     factors.eliminate_all(degree=2)
     if not factors.treewidth_affordable():
         factors.reduce()

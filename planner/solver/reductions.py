@@ -4,7 +4,7 @@
 * function: over an edge that leaves one partner for every state of `a`, the other variable is a function of `a` (equal variables are the special case);
 * elimination: a variable of degree 0, 1 or 2 is minimised out, (min,+), into a table over its neighbours;
 * dominance: a state that another one never does worse than goes;
-* elimination of higher degree (bucket elimination), where every table on the way stays within `TABLE_LIMIT`.
+* elimination of higher degree (bucket elimination), where every table on the way stays within `TABLE_LIMIT`, and the work for it within `WORK_LIMIT`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 from planner.solver.factors import FactorGraph, Scope, Table
 
 TABLE_LIMIT = 1 << 23
-"""Entries of the largest table that an elimination of degree 3 or more may form, the eliminated variable counted: 64 MiB of float64."""
+"""Entries of the largest table that an elimination of degree 3 or more may leave: 64 MiB of float64."""
+
+HEAVY = 1 << 26
+"""Sums of an elimination before which it is worth looking for states that its variables can do without."""
+
+WORK_LIMIT = 1 << 28
+"""Sums that it may form for that, one for each entry and state of the eliminated variable: half a second."""
 
 MANY = 1 << 22
 """Sums of an elimination from which it is worth looking for states that one of its tables cannot tell apart."""
@@ -31,6 +37,24 @@ IMPOSSIBLE = -1e300
 
 CHUNK = 1 << 22
 """Entries that a test of dominance forms at a time."""
+
+FEW_PAIRS = 1 << 22
+"""Entries of a test of dominance from which pairs are ruled out before all columns are looked at."""
+
+MANY_PAIRS = 1 << 28
+"""Entries from which it ends where little is found."""
+
+ROUND = 32
+"""States that try at a time to beat all others."""
+
+TRIES = 3
+"""Of these the likeliest that are judged on all columns, where there are many."""
+
+SAMPLE = 16
+"""Columns of each table by which pairs are ruled out."""
+
+NEVER = 1e300
+"""What an impossible state costs in a test of dominance: finite, so that it can be taken away; a tenth of it where it is the better one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,36 +164,34 @@ class Factors:
             self.constant += float(best)
             self.infeasible |= not math.isfinite(self.constant)
 
-    def eliminate_all(self, degree: int | None = None, among: Iterable[int] | None = None) -> None:
+    def eliminate_all(self, degree: int | None = None, among: Iterable[int] | None = None, most: float = math.inf) -> None:
         """Eliminates every variable, those of least weight first, that is not kept; with `degree` only while one of at most that degree is left.
 
-        `among`: where to begin (everywhere).
+        `among`: where to begin (everywhere). `most`: what weighs more stays.
         """
-        first = self.alive if among is None else [v for v in among if v in self.size]
-        queue = [(self.weight(v), v) for v in first if v not in self.keep and (degree is None or len(self.neighbours(v)) <= degree)]
-        heapq.heapify(queue)
+        queue: list[tuple[int, int]] = []
+
+        def enqueue(some: Iterable[int]) -> None:
+            for v in some:
+                if v in self.size and v not in self.keep and (degree is None or len(self.neighbours(v)) <= degree) and self.weight(v) <= most:
+                    heapq.heappush(queue, (self.weight(v), v))
+
+        enqueue(self.alive if among is None else among)
         while queue:
             weight, v = heapq.heappop(queue)
-            if v not in self.size or (degree is not None and len(self.neighbours(v)) > degree):
-                continue
-            if weight != self.weight(v):
-                heapq.heappush(queue, (self.weight(v), v))
-                continue
-            around = self.neighbours(v)
-            self.eliminate(v)
-            if degree is not None:
-                for u in around:
-                    if u not in self.keep and len(self.neighbours(u)) <= degree:
-                        heapq.heappush(queue, (self.weight(u), u))
+            if v in self.size and weight == self.weight(v) and (degree is None or len(self.neighbours(v)) <= degree):
+                around = self.neighbours(v)
+                self.eliminate(v)
+                enqueue(around)  # each as its neighbours now are; what stands in the queue of before is passed over
 
     def treewidth_affordable(self) -> bool:
-        """Whether eliminating everything that is not kept, least weight first, stays within `TABLE_LIMIT`."""
+        """Whether eliminating everything that is not kept, least weight first, stays within `TABLE_LIMIT` and `WORK_LIMIT`."""
         around = {v: set(self.neighbours(v)) for v in self.size}
         left = [v for v in self.size if v not in self.keep]
         while left:
             weights = [(math.prod((self.size[u] for u in around[v]), start=self.size[v]), v) for v in left]
             weight, v = min(weights)
-            if weight > TABLE_LIMIT and len(around[v]) > 2:
+            if len(around[v]) > 2 and (weight > WORK_LIMIT or weight // self.size[v] > TABLE_LIMIT):
                 return False
             for u in around[v]:
                 around[u] |= around[v] - {u}
@@ -180,13 +202,13 @@ class Factors:
 
     # ---- the other reductions, on pairwise tables ------------------------------------------------------------------------------------------------
 
-    def reduce(self) -> None:
-        """All pairwise reductions until nothing moves; each looks again only where tables have changed."""
+    def reduce(self, most: float = math.inf) -> None:
+        """All pairwise reductions until nothing moves; each looks again only where tables have changed. `most` as of `eliminate_all`."""
         self.consistent(self.alive)
         self.functions(self.alive)
         self.changed = dict.fromkeys(self.alive)
         while self.changed and not self.infeasible:
-            self.eliminate_all(degree=2, among=tuple(self.changed))
+            self.eliminate_all(degree=2, among=tuple(self.changed), most=most)
             look = tuple(v for v in self.changed if v in self.size)
             self.changed = {}
             self.consistent(look)
@@ -318,11 +340,91 @@ def _without_twins(parts: Sequence[Table], shape: tuple[int, ...]) -> list[Table
 def undominated(tables: Sequence[Table]) -> NDArray[np.bool_]:
     """Which states no other one is at least as good as, whatever happens elsewhere; of equal ones the first. A row of each table is a state."""
     n = len(tables[0])
+    entries = n * n * sum(table.shape[1] for table in tables)
+    if entries > FEW_PAIRS:
+        return _undominated_by_rounds(tables, thorough=entries <= MANY_PAIRS)
     worse = np.zeros((n, n))
     for table in tables:
         worse += np.maximum(_excess(table), IMPOSSIBLE)
     beaten = (worse <= 0) & ((worse.T > 0) | (np.arange(n)[None, :] < np.arange(n)[:, None]))
     return np.logical_not(beaten.any(axis=1))
+
+
+def _undominated_by_rounds(tables: Sequence[Table], thorough: bool) -> NDArray[np.bool_]:
+    """The same where all pairs over all columns are many: the cheapest states try first, `ROUND` at a time, to beat whatever is left.
+
+    A few columns rule most pairs out; what they leave is judged on all columns, for each state by its likeliest better ones first. Not `thorough`: by `TRIES`
+    of them, and only until a round beats fewer than it has; some dominated states stay.
+    """
+    pairs = _Pairs(tables)
+    alive = np.ones(len(tables[0]), dtype=bool)
+    cheap_first = np.argsort(sum(np.minimum(t, t.max(where=t < NEVER, initial=0.0)).mean(axis=1) for t in pairs.tables), kind="stable")
+    for first in range(0, len(cheap_first), ROUND):
+        better = cheap_first[first : first + ROUND]
+        better, rows = better[alive[better]], np.flatnonzero(alive)
+        alive[pairs.beaten(rows, better, ROUND if thorough else TRIES)] = False
+        if not thorough and alive[rows].sum() > len(rows) - len(better):
+            break
+    return alive
+
+
+class _Pairs:
+    """Tables whose columns are shuffled, so that any few in a row are a sample of all; what is impossible costs `NEVER`."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = []
+        for table in tables:
+            m = table.shape[1]
+            step = next(s for s in range(max(1, round(0.618 * m)), 2 * m + 1) if math.gcd(s, m) == 1)
+            self.tables.append(np.ascontiguousarray(np.minimum(table, NEVER)[:, np.arange(m) * step % m]))
+
+    def beaten(self, rows: NDArray[np.intp], better: NDArray[np.intp], tries: int) -> NDArray[np.intp]:
+        """Those of `rows` that one of `better` is at least as good as; of equal ones all but the first."""
+        least = self.least_excess(rows, better)
+        least[rows[:, None] == better[None, :]] = np.inf
+        left = np.flatnonzero((least <= 0).any(axis=1))
+        out = np.zeros(len(rows), dtype=bool)
+        for _ in range(tries):
+            if not len(left):
+                break
+            column = least[left].argmin(axis=1)
+            i, j = rows[left], better[column]
+            found = self.never_worse(j, i)
+            late = np.flatnonzero(found & (j > i))
+            found[late[self.never_worse(i[late], j[late])]] = False
+            out[left[found]] = True
+            least[left, column] = np.inf
+            left = left[~found]
+            left = left[(least[left] <= 0).any(axis=1)]
+        return rows[out]
+
+    def least_excess(self, rows: NDArray[np.intp], better: NDArray[np.intp]) -> Table:
+        """[row, better]: what the better one costs more at least, judged by the first columns."""
+        total = np.zeros((len(rows), len(better)))
+        for table in self.tables:
+            mine, theirs = table[rows, :SAMPLE], np.minimum(table[better, :SAMPLE], NEVER / 10)
+            most = np.full(total.shape, -np.inf)
+            for c in range(mine.shape[1]):
+                np.maximum(most, theirs[None, :, c] - mine[:, c, None], out=most)
+            total += most
+        return total
+
+    def never_worse(self, better: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """For each pair whether the first costs no more than the second over all columns, a wider sample of them each time."""
+        out = np.ones(len(rows), dtype=bool)
+        widest = max(table.shape[1] for table in self.tables)
+        width = SAMPLE
+        while True:
+            look = np.flatnonzero(out)
+            width = min(4 * width, widest)
+            step = max(1, CHUNK // (width * len(self.tables)))
+            for some in (look[k : k + step] for k in range(0, len(look), step)):
+                out[some] = self._excess(better[some], rows[some], width) <= 0
+            if width == widest:
+                return out
+
+    def _excess(self, better: NDArray[np.intp], rows: NDArray[np.intp], width: int) -> Table:
+        return np.asarray(sum((np.minimum(t[better, :width], NEVER / 10) - t[rows, :width]).max(axis=1) for t in self.tables))
 
 
 def _excess(table: Table) -> Table:

@@ -27,7 +27,8 @@ def with_reruns(whole: Model, plan: Plan, share: float) -> Plan:
 
 
 WANTED = [
-    ("gpt", Layout(), 0.5), ("gpt", Layout(2, 2, 2, 2, sp=True), 0.5), ("gpt", Layout(1, 1, 4, 4, schedule="zb-h1"), 0.7), ("gpt", Layout(2, 1, 2, 4, zero=3), 0.4),
+    ("gpt", Layout(), 0.5), ("gpt", Layout(2, 2, 2, 2, sp=True), 0.5), ("gpt", Layout(1, 1, 4, 4, schedule="zb-h1"), 0.7),
+    ("gpt", Layout(2, 1, 2, 4, zero=3), 0.4),
     ("gpt", Layout(1, 1, 2, 2, schedule="seq1f1b", pieces=(5, 4, 3)), 0.6),
     ("llama", Layout(1, 4, 1, 2), 0.5), ("llama", Layout(2, 2, 2, 2, zero=2, sp=True), 0.7), ("llama", Layout(1, 2, 2, 4, schedule="gpipe"), 1.0),
 ]  # fmt: skip

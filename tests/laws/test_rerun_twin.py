@@ -1,4 +1,4 @@
-"""Which operators run again in the backward: the search = the best of all subsets; its time and bytes = those of what is derived, and of the lowered program."""
+"""Which operators run again in the backward: the search = the best of all subsets; its time and bytes = those of what is derived and lowered."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.families import of_kind
 from tests.laws.test_placement_twin import PRICINGS, SMALL, Twin
 from tests.models import BATCH, SEQ
 from tests.parity import model as family_model
-from tests.plans import Layout, cluster, plan_for
 from tests.planner.blocks import AlphaBeta, model
+from tests.plans import Layout, cluster, plan_for
 
 PRICES = (0.0, 1e-9, 1e-8, 1e-7, 1e-5)
 

@@ -118,6 +118,52 @@ def test_a_block_that_is_too_wide_is_reduced_first_or_left_as_it_is(monkeypatch:
     assert graph.cost(found.states) == pytest.approx(truth, abs=1e-6)
 
 
+def dominated(seed: int) -> list[np.ndarray]:
+    """Tables of up to 150 states of which many are dominated, some equal, some impossible in places."""
+    rng = np.random.default_rng(seed)
+    n, rank = int(rng.integers(2, 150)), int(rng.integers(1, 3))
+    base = rng.integers(0, 4, (n, rank)).astype(float)
+    tables = []
+    for _ in range(int(rng.integers(1, 4))):
+        m = int(rng.integers(1, 90))
+        table = base @ rng.integers(0, 3, (rank, m)) + (rng.random((n, m)) < 0.05)
+        table[rng.random((n, m)) < 0.02] = np.inf
+        table[rng.random(n) < 0.3] += 3 * (seed % 3 == 0)
+        tables.append(table)
+    return tables
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_dominance_by_rounds_is_dominance_of_all_pairs(seed: int) -> None:
+    tables = dominated(seed)
+    truth = reductions.undominated(tables)
+    assert (reductions._undominated_by_rounds(tables, thorough=True) == truth).all()
+    some = reductions._undominated_by_rounds(tables, thorough=False)
+    assert (some >= truth).all()
+
+
+def test_dominance_that_ends_early_still_finds_most() -> None:
+    tables = [np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50))] * 2
+    assert np.flatnonzero(reductions._undominated_by_rounds(tables, thorough=False)).tolist() == [0]
+
+
+def test_heavy_eliminations_wait_for_dominance(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, blocks = layers(4, 11, equal=True)
+    truth = integer_program(graph).cost
+    monkeypatch.setattr(folding, "HEAVY", 8)
+    monkeypatch.setattr(reductions, "FEW_PAIRS", 0)
+    assert solve(graph, blocks).cost == pytest.approx(truth, abs=1e-6)
+
+
+def test_the_work_of_an_elimination_is_limited_apart_from_what_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = grid(5, 3, 1)
+    least = solve(graph).cost
+    monkeypatch.setattr(reductions, "WORK_LIMIT", 8)
+    beyond = solve(graph)
+    assert beyond.method in ("lp", "milp")
+    assert beyond.cost == pytest.approx(least, abs=1e-6)
+
+
 def test_states_that_a_table_cannot_tell_apart_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(5)
     large, small = rng.integers(0, 2, (6, 1, 40)).astype(float), rng.random((1, 3, 40))
