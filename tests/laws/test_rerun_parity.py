@@ -16,6 +16,7 @@ from tests.families import of_kind
 from tests.laws import test_family_parity as families
 from tests.models import BATCH, SEQ
 from tests.parity import between, ended, model, on_one_device, planned, same
+from tests.planner import test_context as contexts
 from tests.plans import Layout, plan_for
 
 
@@ -47,6 +48,15 @@ def test_experts_that_run_again_give_what_one_device_gives(want: Layout, share: 
     plan = with_reruns(whole, plan_for(whole, want, batch=families.BATCH, seq=families.seq_of("mixtral")), share)
     more: dict[str, Any] = {"data": families.data("mixtral")}
     found = between(ended(lower(whole, plan), **more), families.on_one_device("mixtral"))
+    assert same(found), found
+
+
+@pytest.mark.parametrize(("family", "form", "sizes"), [("gpt", "ring zigzag", (1, 3, 1)), ("llama", "exchange", (1, 2, 2))], ids=str)
+def test_attention_across_ranks_that_runs_again_gives_what_one_device_gives(family: str, form: str, sizes: tuple[int, int, int]) -> None:
+    whole = contexts.MODELS[family]
+    plan = with_reruns(whole, contexts.plan_of(whole, sizes, form), 0.8)
+    assert any("attend" in str(name) for name in plan.recompute)
+    found = between(ended(lower(whole, plan)), contexts.alone(family))
     assert same(found), found
 
 
