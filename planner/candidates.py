@@ -106,8 +106,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     _check_pieces(out, graph, table)
-    if out.get("recompute", "none") not in ("none", "full"):
-        raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
+    if out.get("recompute", "none") not in RECOMPUTES:
+        raise PlanError(f"--fix recompute={out['recompute']}: legal are none, selective (the search decides of each operator) and full (whole layers)")
     if out.get("zero", 0) not in (0, 1, 2, 3):
         raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
     _check_product(out, num_devices)
@@ -295,6 +295,9 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
         raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
+RECOMPUTES = ("none", "selective", "full")
+"""What runs again in the backward: nothing, the operators that the search chooses at its price of memory, or all layers but the embedding and the head."""
+
 WIDTHS = (2, 3, 4, 5, 6, 8)
 """Stages a rank that are tried under schedules that leave their number free."""
 
@@ -324,7 +327,7 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
             if not (pp * vpp <= blocks or ("stages" in fix and pp * vpp <= blocks + 2)) or not _is_legal(name, pp, num_microbatches, vpp, fix):
                 continue
-            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
+            recomputes = [fix["recompute"]] if "recompute" in fix else RECOMPUTES
             ways = itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph), contexts(fix, graph, cp, tp))
             for recompute, ep, pieces, context in ways:
                 if splits_experts(fix.get("ep", ep), ep, tp) is not None and not (pieces and cp > 1):

@@ -56,7 +56,8 @@ class Drafts:
         return search(
             graph, mesh.axes, mesh.shape, self.pricing(mesh), tables=self.tables(mesh), num_microbatches=c.num_microbatches,
             memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self.in_flight(c) if price else 1,
-            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer, space=self.space(graph, mesh, c.context), exposed=exposed,
+            recompute=block_layers(graph) if c.recompute == "full" else (), selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(graph, mesh, c.context), exposed=exposed,
         )  # fmt: skip
 
     def mesh(self, c: Candidate) -> Mesh:
@@ -79,7 +80,7 @@ class Drafts:
         size = c.stage_ranks
         return tuple(range(site * size, (site + 1) * size))
 
-    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...]) -> Plan:
+    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int | str, ...]) -> Plan:
         model, mesh = self.bounds.model, self.mesh(c)
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
@@ -116,7 +117,8 @@ class Drafts:
 
     def _kinds(self, c: Candidate, weights: tuple[float, float], splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind. `weights`: the price of memory and the exposed share."""
-        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, c.recompute, folded.kinds)
+        recompute = c.recompute if weights[0] or c.recompute == "full" else "none"
+        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, recompute, folded.kinds)
         placed = self._placement(c, weights, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
@@ -141,13 +143,19 @@ class Drafts:
         """One rank of each stage, its microbatches one after another."""
         num_microbatches = min(MICROBATCHES, c.num_microbatches)
         rows = _serial([s.ranks for s in stages], num_microbatches, splits)
-        recompute = block_layers(graph) if c.recompute == "full" else ()
+        # layers by number in a graph that may be shorter than the one that was placed
+        recompute = block_layers(graph) if c.recompute == "full" else placed.recompute
         plan = self._plan(c, placed, stages, num_microbatches, recompute)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
 
 
+def decides_reruns(c: Candidate, price: float) -> bool:
+    """Whether the search is to decide which operators run again: where memory has no price none is worth it."""
+    return c.recompute == "selective" and price > 0
+
+
 def _decides(placed: Placed) -> tuple[Any, ...]:
-    return placed.rules, placed.hubs, placed.params, placed.reboxed
+    return placed.rules, placed.hubs, placed.params, placed.reboxed, placed.recompute
 
 
 def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> Orders:

@@ -16,7 +16,7 @@ from ir.units import GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
 from planner.context import AXIS, context_space
-from planner.drafts import EXPOSED, Drafts
+from planner.drafts import EXPOSED, Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.foretell import foretell
@@ -44,6 +44,12 @@ SLACK = 0.15
 
 NOTHING = 0.003
 """Share of a step below which a lower price of memory gains nothing."""
+
+RERUN_PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 30.0)
+"""The same where single operators may run again: activation functions, norms, attention and products are worth it one after the other."""
+
+HALVINGS = 3
+"""Of the ratio of the last two prices, where single operators may run again."""
 
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
@@ -97,8 +103,9 @@ class Evaluator:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
         return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
-    @property
-    def prices(self) -> tuple[float, ...]:
+    def prices(self, c: Candidate) -> tuple[float, ...]:
+        if c.recompute == "selective":
+            return RERUN_PRICES
         return PRICES if "zero" not in self.fix else PRICES[:1]
 
     def evaluate(self, c: Candidate, known_s: float = math.inf) -> Evaluated:
@@ -106,7 +113,7 @@ class Evaluator:
 
         The highest price is asked second: where even that does not fit, or costs nothing, those between need not be.
         """
-        prices = self.prices
+        prices = self.prices(c)
         first = self.evaluate_at(c, prices[0])
         if first.fits(self.memory_fraction) or len(prices) == 1 or first.estimate_s * (1 - SLACK) > known_s:
             return first
@@ -119,7 +126,17 @@ class Evaluator:
             this = self.evaluate_at(c, prices[middle])
             low, high = (low, middle) if this.fits(self.memory_fraction) else (middle, high)
             best = this if high == middle and this.estimate_s < best.estimate_s else best
-        return best
+        return self._halved(c, prices[low], best)
+
+    def _halved(self, c: Candidate, below: float, fitting: Evaluated) -> Evaluated:
+        """Where single operators may run again: at the lowest price that fits, as far as some halvings find it, so that no more run again than need be."""
+        for _ in range(HALVINGS if below and c.recompute == "selective" else 0):
+            middle = self.evaluate_at(c, math.sqrt(below * fitting.price))
+            if middle.fits(self.memory_fraction):
+                fitting = middle
+            else:
+                below = middle.price
+        return fitting
 
     def evaluate_at(self, c: Candidate, price: float, exposed: float = EXPOSED) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
@@ -164,7 +181,8 @@ class Evaluator:
         placed = search(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=in_flight, recompute=recompute, optimizer=self.optimizer, space=self.space(piece, mesh, c.context), exposed=exposed,
+            in_flight=in_flight, recompute=recompute, selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(piece, mesh, c.context), exposed=exposed,
         )  # fmt: skip
         rows = orders or self.bounds.rows
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -174,7 +192,7 @@ class Evaluator:
         )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
-            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
@@ -198,7 +216,7 @@ class Evaluator:
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""
-        dearer = [price for price in self.prices if price > e.price] if e.fits(self.memory_fraction) else []
+        dearer = [price for price in self.prices(e.candidate) if price > e.price] if e.fits(self.memory_fraction) else []
         plans = []
         for price in (e.price, *dearer):
             plans.append(self._foretold(e, price))

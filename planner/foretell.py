@@ -93,7 +93,7 @@ class _Folding:
         again = set(plan.recompute)
         short = replace(
             plan, batch=plan.microbatch * num_microbatches, num_microbatches=num_microbatches, stages=_shorter(plan.stages, removed),
-            recompute=tuple(i for i, layer in enumerate(kept) if layer in again),
+            recompute=(*(i for i, layer in enumerate(kept) if layer in again), *(n.name for n in graph.nodes if n.name in again)),
         )  # fmt: skip
         program = write(joint_graph(graph, short), short, representatives(plan, self.cost.cluster))
         told = figures(program, self.cost)

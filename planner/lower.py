@@ -26,7 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
+from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
@@ -57,7 +57,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
     forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
-    return with_rings(backward(forward, unrolled_layers(plan, plan.recompute)), plan)
+    return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
