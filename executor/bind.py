@@ -19,6 +19,7 @@ from ir.errors import ExecutionError, ProgramError
 from ir.op import Context, Op
 from ir.ops import catalogue
 from ir.program import Actor, Program
+from ir.zigzag import runs
 
 Perform = Callable[[int, int], None]
 
@@ -129,12 +130,20 @@ class Binder:
             shift = microbatch * actor.work.batch_stride
             here = ((region[0][0] + shift, region[0][1] + shift), *region[1:])
             out = self.access.array(actor, name, step, microbatch)
-            value = self.data.piece(actor.work.op, self.settings.first_step + step, here)
+            value = self._piece(actor, self.settings.first_step + step, here)
             if value.shape != out.shape:
                 raise ExecutionError(f"input `{actor.work.op}`: the data has a piece of shape {value.shape}, the program loads {out.shape}")
             self.backend.put(out, value)
 
         return perform
+
+    def _piece(self, actor: Actor, step: int, region: Region) -> np.ndarray:
+        """The data of a region, whose tokens may lie in zig-zag order."""
+        num_ranks = actor.work.attrs.get("zigzag", 0)
+        if not num_ranks:
+            return self.data.piece(actor.work.op, step, region)
+        found = runs(*region[1], actor.work.attrs["length"], num_ranks)
+        return np.concatenate([self.data.piece(actor.work.op, step, (region[0], run, *region[2:])) for run in found], axis=1)
 
     def _store(self, actor: Actor) -> Perform:
         (name,) = actor.reads

@@ -22,7 +22,7 @@ LARGE = {
 }  # fmt: skip
 ATTRS: Mapping[str, Any] = {
     "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
-    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0,
+    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0, "parts": 4, "turn": 1,
 }  # fmt: skip
 FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}, "balance": {"factor": 1.0}}
 FAMILY_LABELS: Mapping[str, Mapping[str, int]] = {"top_k": {"k": 2}, "dispatch": {"k": 2}, "combine": {"k": 2}, "expert_load": {"k": 2}, "pick": {"t": 1}}

@@ -7,6 +7,7 @@ reads it.
 * `all_gather`, `all_to_all`: member i puts its own destination together from what the members hold.
 * `reduce_scatter`: member i reduces over all members what its own destination holds.
 * `all_reduce`: member i reduces the i-th chunk of the destination and writes it to every member.
+* `shift`: member i copies what the member before it holds, the first what the last one holds.
 * p2p: the receiver copies.
 * Of a small collective the first member does the shares of all.
 
@@ -102,6 +103,8 @@ def _own(me: int, members: Sequence[Actor]) -> tuple[Move, ...]:
                 raise ProgramError(f"reduce_scatter `{actor.name}` writes {target}, member `{a.name}` contributes {source} only")
         everything = tuple((i, as_slices(target, source)) for i, source in enumerate(sources))
         return (Move(everything, ((me, as_slices(target, target)),)),)
+    if actor.work.op == "shift":
+        return (Move((((me - 1) % len(members), (...,)),), ((me, (...,)),)),)
     if actor.work.op in ("all_gather", "all_to_all"):
         return _assembled(actor, me, sources, target)
     raise ProgramError(f"actor `{actor.name}`: no collective is called `{actor.work.op}`")

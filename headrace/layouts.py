@@ -19,6 +19,7 @@ def describe(layout: Mapping[str, Any]) -> str:
     'dp4 tp2 zero1 sp, 8 microbatches of 1 a rank'
     """
     words = [f"{k}{layout[k]}" for k in DEGREES if layout.get(k, 1) not in (1, None)] or ["1 device"]
+    words += [f"({layout['cp_form']})"] if layout.get("cp_form") else []
     words += [f"zero{layout['zero']}"] if layout.get("zero") else []
     words += ["sp"] if layout.get("sp") else []
     words += [str(layout["schedule"])] if layout.get("pp", 1) != 1 and layout.get("schedule") else []

@@ -30,6 +30,7 @@ from typing import Any
 
 from ir.errors import GraphError
 from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp
+from ir.zigzag import Run, runs
 
 Attrs = Mapping[str, Any]
 Sizes = Mapping[str, int]
@@ -107,6 +108,16 @@ class Context:
     step: int = 0
     lr: float | None = None
 
+    def runs(self, label: str = "s") -> tuple[Run, ...]:
+        """The positions in the text of the tokens that `label` counts here: one run, or several where attrs say that sequences lie in zig-zag order."""
+        at = self.at.get(label, 0)
+        return runs(at, at + self.sizes[label], self.total[label], self.attrs.get("zigzag", 0))
+
+    def positions(self, label: str = "s") -> Any:
+        """The same, one by one, as an integer array."""
+        found = [self.xp.arange(*run) for run in self.runs(label)]
+        return found[0] if len(found) == 1 else self.xp.concatenate(found)
+
 
 Kernel = Callable[..., None]
 """`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given. All arrays are C-contiguous."""
@@ -132,6 +143,7 @@ class Op:
     `stepped`: depends on the number of the step or the learning rate.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table). `integers`: outputs that are indices.
     `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
+    `flops_at(sizes, attrs, at, total)`: where the operations depend on where the shard lies, those of this shard; `flops` are then of the rank that has most.
     """
 
     name: str
@@ -154,6 +166,7 @@ class Op:
     stepped: bool = False
     gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
     past: str = ""
+    flops_at: Callable[[Sizes, Attrs, Sizes, Sizes], float] | None = None
 
     @property
     def sentence(self) -> str:
@@ -391,7 +404,7 @@ def op(
     sentence: str, kernel: Kernel, *, sums: str = "", maxes: str = "", whole: str = "", linear: Sequence[str] = (), stop: str = "",
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
     gathered: str = "", copies: bool = False, integers: str = "", stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
-    past: str = "",
+    past: str = "", flops_at: Callable[[Sizes, Attrs, Sizes, Sizes], float] | None = None,
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -402,7 +415,7 @@ def op(
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
         tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm,
-        integers=frozenset(integers.split()), past=past,
+        integers=frozenset(integers.split()), past=past, flops_at=flops_at,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

@@ -16,8 +16,9 @@ class Work:
     * `compute`: run the kernel of catalogue operator `op` on the actor's reads and writes. `flops` floating point operations, `nbytes` bytes of memory traffic,
       `gemm` = (batch, m, n, k) where it is a contraction. `sizes`, `total`, `at` are those of `ir.op.Context` (`at["b"]` grows by `batch_stride` a microbatch).
       Local re-sharding is compute too: `box.slice`, `box.zero`, `box.pad` of `ir/ops/boxing.py`.
-    * `collective`: `op` is all_gather, reduce_scatter, all_reduce or all_to_all among `group`, in that order; `nbytes` is the larger of what a rank reads and
-      writes; `attrs` has `reduce` ("sum" | "max" | "" where nothing is reduced), `src` and `dst` (placements on the axis, for people).
+    * `collective`: `op` is all_gather, reduce_scatter, all_reduce, all_to_all or shift (each to the next, the last to the first) among `group`, in that order;
+      `nbytes` is the larger of what a rank reads and writes; `attrs` has `reduce` ("sum" | "max" | "" where nothing is reduced),
+      `src` and `dst` (placements on the axis, for people).
     * `send` / `recv`: p2p between the two ranks of `group` = (source, destination), `nbytes` on the wire.
     * `load`: `op` names the input tensor; writes this rank's region of this microbatch.
     * `store`: hands the value of its read to whoever runs the program, under the name `op` (the loss).

@@ -1,7 +1,8 @@
 """Registers with disjoint lives share memory.
 
 A compute queue runs its firings one after another, so lives can be told in positions of that queue. A value that a communication queue writes is taken to live
-from the last compute firing that the communication waits for; one that it reads, until the first compute firing that waits for it. The end of
+from just after the last compute firing that the communication waits for; one that it reads, until just before the first compute firing that waits for it (so
+positions are even for firings, odd between two). The end of
 a step is one such pass, and what one operator of an update hands to the next lives within it. What no compute firing bounds on both sides (a transfer that
 runs ahead), what is kept from the forward to the backward and what is held for a step has memory of its own.
 """
@@ -54,7 +55,7 @@ def share(program: Program, passes: Mapping[str, str]) -> Program:
 def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passes: Mapping[str, str]) -> Mapping[str, Life]:
     """The life of every register of one rank that is bounded by compute firings of one pass of a microbatch, or of the end of the step."""
     order = [a for a in actors if a.clock == "microbatch" or _is_end(passes[a.name])]
-    position = {a.name: i for i, a in enumerate(order)}
+    position = {a.name: 2 * i for i, a in enumerate(order)}
     writer = {w: a for a in order for w in a.writes}
     readers: dict[str, list[Actor]] = {}
     for a in order:
@@ -67,7 +68,7 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passe
         else:
             before = [after[writer[r].name] for r in a.takes if r in writer and passes[writer[r].name] == passes[a.name] and writer[r].name in after]
             if before:
-                after[a.name] = max(before)
+                after[a.name] = max(before) | 1
     until: dict[str, int] = {}
     for a in reversed(order):
         if a.queue == "compute":
@@ -75,11 +76,11 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passe
         else:
             following = [until[b.name] for w in a.writes for b in readers.get(w, ()) if passes[a.name] == passes[b.name] and b.name in until]
             if following:
-                until[a.name] = min(following)
+                until[a.name] = min(following) - 1 | 1
     lives: dict[str, Life] = {}
     for register in registers:
         source, users = writer.get(register.name), readers.get(register.name, [])
-        if register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
+        if register.offsets or register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
             continue
         if register.clock == "step" and not (register.memory == "buffer" and _is_end(passes[source.name])):
             continue

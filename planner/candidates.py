@@ -14,6 +14,7 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph, Node
+from planner.context import FORMS, ORDERS, refusal
 from planner.dims import EXPERT_PRODUCTS
 from planner.hints import Hint, check_hint, is_hint, parse_hint
 from planner.imports import parse_layout, read_tp_plan
@@ -22,17 +23,20 @@ from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
 from planner.stages import parse_stages
 
-KEYS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+KEYS = ("dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
 """What `--fix` may hold besides tensor placements."""
 
 PIECES = (2, 4, 8)
 """Into how many pieces a schedule that cuts sequences is tried to cut them."""
 
-MESH_AXES = ("dp", "ep", "tp")
-"""The axes of a stage's mesh, outer first; `ep` only where experts are split over it."""
+MESH_AXES = ("dp", "ep", "cp", "tp")
+"""The axes of a stage's mesh, outer first; `ep` only where experts, `cp` only where sequences are split over it."""
 
-NOT_YET = {"cp": 1}
-"""Keys whose only legal value is this one in the space searched here."""
+FARTHEST = 4
+"""Times as many microbatches as are asked for, or as there are ranks, among which legal numbers are looked for."""
+
+NEAREST = 4
+"""Legal numbers that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Candidate:
     """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank, `pieces` how many a sequence is cut into (0: whole).
 
     The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`. Where they are to be in more parts, the tensor-
-    parallel ranks split them too.
+    parallel ranks split them too. Over `cp` ranks sequences are split, `context` says how attention goes (`Plan.context`).
     """
 
     dp: int
@@ -53,17 +57,25 @@ class Candidate:
     vpp: int = 1
     ep: int = 1
     pieces: int = 0
+    cp: int = 1
+    context: str = ""
+
+    @property
+    def stage_ranks(self) -> int:
+        """Devices of a stage."""
+        return self.dp * self.cp * self.tp
 
     @property
     def mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Axes and shape of a stage's mesh."""
-        if self.ep == 1:
-            return ("dp", "tp"), (self.dp, self.tp)
-        return MESH_AXES, (self.dp // self.ep, self.ep, self.tp)
+        size = {"dp": self.dp // self.ep, "ep": self.ep, "cp": self.cp, "tp": self.tp}
+        axes = tuple(axis for axis in MESH_AXES if axis in ("dp", "tp") or size[axis] > 1)
+        return axes, tuple(size[axis] for axis in axes)
 
     def __str__(self) -> str:
         virtual = (f" vpp{self.vpp}" if self.vpp > 1 else "") + (f" seq_chunks{self.pieces}" if self.pieces else "")
         experts = f" ep{self.ep}" if self.ep > 1 else ""
+        experts += f" cp{self.cp} {self.context}" if self.cp > 1 else ""
         return f"dp{self.dp} tp{self.tp} pp{self.pp}{experts}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
 
 
@@ -76,7 +88,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         fix = {"pp": table["pp"], "vpp": table["vpp"], **{k: v for k, v in fix.items() if k != "schedule"}}
         if (int(fix["pp"]), int(fix["vpp"])) != (table["pp"], table["vpp"]):
             raise PlanError(f"the table has pp={table['pp']}, vpp={table['vpp']}; --fix says pp={fix['pp']}, vpp={fix['vpp']}")
-    axes = MESH_AXES if any(n.op in EXPERT_PRODUCTS for n in graph.nodes) else tuple(axis for axis in MESH_AXES if axis != "ep")
+    missing = {"ep": not any(n.op in EXPERT_PRODUCTS for n in graph.nodes), "cp": str(fix.get("cp", 1)) == "1"}
+    axes = tuple(axis for axis in MESH_AXES if not missing.get(axis))
     for key, value in fix.items():
         if is_hint(value):
             out[key] = value if isinstance(value, Hint) else parse_hint(key, value)
@@ -85,9 +98,6 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
         if key not in KEYS:
             raise InputError(f"--fix {key}={value}: `{key}` is not known; known are {', '.join(KEYS)}, and a tensor's placement, NAME=[tp: S(0)]")
         out[key] = _typed(key, value)
-    for key, only in NOT_YET.items():
-        if out.get(key, only) != only:
-            raise PlanError(f"--fix {key}={out[key]}: only {key}={only} is in the space that is searched")
     if "schedule" in out and out["schedule"] not in (*SCHEDULES, "auto"):
         raise PlanError(f"--fix schedule={out['schedule']}: known schedules are {', '.join(SCHEDULES)}, auto, or the path of a table (.csv)")
     out |= table
@@ -96,11 +106,12 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     _check_pieces(out, graph, table)
-    if out.get("recompute", "none") not in ("none", "full"):
-        raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
+    if out.get("recompute", "none") not in RECOMPUTES:
+        raise PlanError(f"--fix recompute={out['recompute']}: legal are none, selective (the search decides of each operator) and full (whole layers)")
     if out.get("zero", 0) not in (0, 1, 2, 3):
         raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
     _check_product(out, num_devices)
+    _check_context(out, graph)
     _check_ep(out, graph, num_devices)
     _check_tp(out, graph, num_devices)
     blocks = graph.num_layers - 2
@@ -132,6 +143,11 @@ def _typed(key: str, value: Any) -> Any:
         return value if isinstance(value, Mapping) else read_tp_plan(str(value))
     if key in ("schedule", "recompute"):
         return str(value)
+    if key in ("cp_form", "cp_order"):
+        known = FORMS if key == "cp_form" else ORDERS
+        if value not in known:
+            raise InputError(f"--fix {key}={value}: give one of {', '.join(known)}")
+        return str(value)
     if key == "sp":
         text = str(value).lower()
         if text not in ("true", "false", "1", "0", "on", "off"):
@@ -159,13 +175,59 @@ def _check_pieces(fix: dict[str, Any], graph: Graph, table: Mapping[str, Any]) -
 
 
 def _check_product(fix: Mapping[str, Any], num_devices: int) -> None:
-    known = {k: fix[k] for k in ("dp", "tp", "pp") if k in fix}
+    degrees = ("dp", "tp", "pp", "cp") if fix.get("cp", 1) > 1 else ("dp", "tp", "pp")
+    known = {k: fix[k] for k in degrees if k in fix}
     product = math.prod(known.values())
-    told = " x ".join(f"{k}={v}" for k, v in known.items())
-    if len(known) == 3 and product != num_devices:
-        raise PlanError(f"--fix {told} asks for {product} devices, the cluster has {num_devices}; dp x tp x pp must be {num_devices}")
+    told, must = " x ".join(f"{k}={v}" for k, v in known.items()), f"{' x '.join(degrees)} must be {num_devices}"
+    if len(known) == len(degrees) and product != num_devices:
+        raise PlanError(f"--fix {told} asks for {product} devices, the cluster has {num_devices}; {must}")
     if num_devices % product:
-        raise PlanError(f"--fix {told}: {product} does not divide the {num_devices} devices of the cluster; dp x tp x pp must be {num_devices}")
+        raise PlanError(f"--fix {told}: {product} does not divide the {num_devices} devices of the cluster; {must}")
+
+
+LONG = 16384
+"""Tokens of a sequence from which on context parallelism is tried where nobody asks for it: below, the split over heads is as good (benchmarks/context.py)."""
+
+MOST_CP = 16
+"""Ranks over which a sequence is split at most where nobody asks for it."""
+
+
+def contexts(fix: Mapping[str, Any], graph: Graph, cp: int, tp: int) -> tuple[str, ...]:
+    """The ways in which attention may go over `cp` ranks, each split over heads `tp` ways, as `Plan.context` says it; ("",) where there is one rank.
+
+    Where neither form nor order are fixed, each form in zig-zag order if that is for the model; an exchange is even in any.
+    """
+    if cp == 1:
+        return ("",)
+    forms = (fix["cp_form"],) if "cp_form" in fix else FORMS if "cp" in fix else ("ring", "exchange")
+    found = []
+    for form in forms:
+        orders = (fix["cp_order"],) if "cp_order" in fix else ("contiguous",) if form == "exchange" else ORDERS
+        legal = [order for order in orders if not refusal(graph, cp, form, order == "zigzag", tp)]
+        found += [f"{form} zigzag" if order == "zigzag" else form for order in legal[:1]]
+    return tuple(found)
+
+
+def _check_context(fix: Mapping[str, Any], graph: Graph) -> None:
+    cp, named = fix.get("cp", 1), [f"{k}={fix[k]}" for k in ("cp_form", "cp_order") if k in fix]
+    if cp == 1 and named:
+        raise PlanError(f"--fix {','.join(named)}: sequences are not split; give cp=N, the number of ranks over which they are")
+    if cp == 1:
+        return
+    if "seq_chunks" in fix:
+        raise PlanError(f"--fix cp={cp},seq_chunks={fix['seq_chunks']}: both cut the sequence; leave one of them out")
+    if not contexts(fix, graph, cp, fix.get("tp", 1)):
+        form, order = fix.get("cp_form", "gather"), fix.get("cp_order", "contiguous")
+        raise PlanError(f"--fix {','.join([f'cp={cp}', *named])}: {refusal(graph, cp, form, order == 'zigzag', fix.get('tp', 1))}")
+
+
+def _cps(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> Sequence[int]:
+    """Over how many ranks sequences are tried to be split."""
+    if "cp" in fix:
+        return (fix["cp"],)
+    if "seq_chunks" in fix or sequence_length(graph) < LONG:
+        return (1,)
+    return [n for n in _divisors(num_devices) if n <= MOST_CP]
 
 
 def legal_tp(graph: Graph, num_devices: int) -> tuple[int, ...]:
@@ -200,7 +262,7 @@ def _check_ep(fix: Mapping[str, Any], graph: Graph, num_devices: int) -> None:
         raise PlanError(f"--fix ep={ep}: `{graph.name}` has no experts to split; leave ep out")
     if experts % ep:
         raise PlanError(f"--fix ep={ep}: {ep} does not divide the {experts} experts of a layer; legal are {', '.join(map(str, _divisors(experts)))}")
-    stage = num_devices // fix.get("pp", 1)
+    stage = num_devices // (fix.get("pp", 1) * fix.get("cp", 1))
     tps = [n for n in legal_tp(graph, stage) if fix.get("tp", n) == n and stage % n == 0]
     regions = [(fix.get("dp", stage // tp), tp) for tp in tps]
     legal = sorted({n for dp, tp in regions for axis in legal_ep(graph, dp) for n in (axis, axis * tp) if experts % n == 0})
@@ -233,6 +295,9 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
         raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
+RECOMPUTES = ("none", "selective", "full")
+"""What runs again in the backward: nothing, the operators that the search chooses at its price of memory, or all layers but the embedding and the head."""
+
 WIDTHS = (2, 3, 4, 5, 6, 8)
 """Stages a rank that are tried under schedules that leave their number free."""
 
@@ -247,10 +312,11 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
     """Every legal point but for its schedule, under which it is given as 1F1B or as `fix` says."""
     tps = [n for n in legal_tp(graph, num_devices) if num_devices % n == 0]
     blocks = graph.num_layers - 2
-    for tp, pp in itertools.product(tps, range(1, min(blocks, num_devices) + 1)):
-        if num_devices % (tp * pp):
+    cps = _cps(fix, graph, num_devices)
+    for tp, pp, cp in itertools.product(tps, range(1, min(blocks, num_devices) + 1), cps):
+        if num_devices % (tp * pp * cp):
             continue
-        dp = num_devices // (tp * pp)
+        dp = num_devices // (tp * pp * cp)
         if batch % dp or any(fix.get(k, v) != v for k, v in (("dp", dp), ("tp", tp), ("pp", pp))):
             continue
         for mbs in _divisors(batch // dp):
@@ -261,10 +327,11 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
             if not (pp * vpp <= blocks or ("stages" in fix and pp * vpp <= blocks + 2)) or not _is_legal(name, pp, num_microbatches, vpp, fix):
                 continue
-            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
-            for recompute, ep, pieces in itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph)):
-                if splits_experts(fix.get("ep", ep), ep, tp) is not None:
-                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces)
+            recomputes = [fix["recompute"]] if "recompute" in fix else RECOMPUTES
+            ways = itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph), contexts(fix, graph, cp, tp))
+            for recompute, ep, pieces, context in ways:
+                if splits_experts(fix.get("ep", ep), ep, tp) is not None and not (pieces and cp > 1):
+                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces, cp, context)
 
 
 def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> str:
@@ -273,8 +340,20 @@ def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph)
     first = next(candidates({k: v for k, v in fix.items() if k not in ("schedule", "seq_chunks")}, num_devices, batch, graph), None)
     if first is None or name in ("", *OWN):
         return ""
-    refused = schedule(name).refuse(first.pp, first.num_microbatches, schedule(name).num_chunks(fix.get("vpp", 1)))
-    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}" if refused else ""
+    known = schedule(name)
+    num_chunks = known.num_chunks(fix.get("vpp", 1))
+    refused = known.refuse(first.pp, first.num_microbatches, num_chunks)
+    if not refused:
+        return ""
+    legal = [n for n in range(1, FARTHEST * max(first.pp, first.num_microbatches) + 1) if not known.refuse(first.pp, n, num_chunks)]
+    near = sorted(sorted(legal, key=lambda n: (abs(n - first.num_microbatches), n))[:NEAREST])
+    batches = ", ".join(str(n * first.dp * first.mbs) for n in near)
+    told = (
+        f"; legal near it are {', '.join(map(str, near))} microbatches, with mbs={first.mbs} and dp={first.dp} a batch of {batches}"
+        if near and "legal" not in refused
+        else ""
+    )
+    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}{told}"
 
 
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ir.cluster import Cluster
@@ -26,12 +26,13 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
+from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
+from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
-from planner.stack import stack
+from planner.stack import Kept, Known, stack
 
 
 class HasGraph(Protocol):
@@ -55,7 +56,8 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
-    return backward(scale_loss(unroll(graph, plan), plan.num_microbatches), unrolled_layers(plan, plan.recompute))
+    forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
+    return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
@@ -65,19 +67,20 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
     moments = {(p, slot.microbatch): at for at, slot in enumerate(line) for p in passes_of(slot)}
     chained = len(plan.sites) == len(plan.stages) and k == 1 and not any(slot.kind in "IW" for row in orders for slot in row)
     cuts = tuple(sorted({s.first for s in plan.stages}))
-    plan = unrolled_plan(plan.squeezed(), joint.graph)
+    plan = ringed_plan(unrolled_plan(plan.squeezed(), joint.graph), joint)
     sites = tuple(map(elide_copies, place(joint, plan)))
     wanted = tuple(sorted(ranks)) if ranks is not None else tuple(r for s in sites for r in s.mesh.ranks)
     actors: list[Actor] = []
     registers: list[Register] = []
     frozen: dict[Queue, tuple[Firing, ...]] = {}
     passes: dict[str, str] = {}
+    known: Known = {}
     for i, site in enumerate(sites):
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
-                registers += stack(writer.registers(rank), writer.kept(rank))
+                registers += stack(writer.registers(rank), writer.kept(rank), known)
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
@@ -137,7 +140,7 @@ def passes_of(slot: Slot) -> tuple[Pass, ...]:
 class _Life:
     """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does.
 
-    `is_computed`: nothing but the compute queue touches it.
+    `is_computed`: nothing but the compute queue touches it; `layer`: that of what writes it.
     """
 
     written: Pass
@@ -145,6 +148,7 @@ class _Life:
     is_in_transit: bool
     sent: Pass | None
     is_computed: bool
+    layer: int = field(compare=False)
 
 
 _Named = tuple[list[Firing] | None, str, Queue, Pass]
@@ -195,7 +199,7 @@ class _Writer:
             written = (writer.stage, writer.part) if writer else (-1, "begin")
             sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
             is_computed = writer is not None and all(t.queue == "compute" for t in (writer, *readers[name]))
-            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed)
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed, writer.layer if writer else -1)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -228,15 +232,18 @@ class _Writer:
             self.credits[life] = min(max(kept + life.is_in_transit, waiting), m)
         return self.credits[life]
 
-    def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
-        """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
+    def kept(self, rank: int) -> dict[str, Kept]:
+        """Where a rank runs several forwards (of virtual stages, of pieces), the life of each item of what passes keep for later ones, in places of the
+        order, and its layer; see `planner.stack`.
+        """
         at = {(p, slot.microbatch): place for place, slot in enumerate(self.slots) for p in passes_of(slot)}
         found = {}
-        for value in self.here.values.values() if self.plan.pieces else ():
+        for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if life.is_computed and self._memory(value) == "saved":
-                ends = (max(at[p, m] for p in life.read) for m in range(self.plan.num_microbatches))
-                found[self._at(value.name, rank)] = tuple(Life(at[life.written, m], end) for m, end in enumerate(ends))
+            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+                spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
+                # the n-th item that is written lies in slot n, whichever microbatch's it is
+                found[self._at(value.name, rank)] = Kept(tuple(sorted(spans)), life.layer)
         return found
 
     def _memory(self, value: Value) -> str:
@@ -313,6 +320,8 @@ class _Writer:
             return self._box(rank, task)
         if task.kind == "join":
             return self._join(rank, task)
+        if task.kind == "shift":
+            return self._shift(rank, task)
         value = self.here.values[(task.reads or task.writes)[0]]
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
@@ -325,7 +334,8 @@ class _Writer:
             first = self._first_sample(task)
             region = ((region[0][0] + first, region[0][1] + first), *region[1:])
             region = region if task.first is None else _later(region, task.first)
-        return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region}, batch_stride=stride), ""
+        order = {"zigzag": num_parts(self.plan), "length": value.tensor.shape[1]} if task.kind == "load" and is_zigzag(self.plan) else {}
+        return Work(task.kind, task.op, value.tensor.dtype, nbytes=nbytes, attrs={"dst_region": region, **order}, batch_stride=stride), ""
 
     def _first_sample(self, task: Task) -> int:
         """Where in the batch the first microbatch of the task's copy of the pipeline begins."""
@@ -355,8 +365,11 @@ class _Writer:
         at["b"] = at.get("b", 0) + first_sample
         dtype = next((t.dtype for t in tensors if not t.dtype.startswith("int")), self.plan.dtype)
         coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
+        flops, traffic, gemm = work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded)
+        if op.flops_at is not None and self.present.issuperset(self.mesh.ranks):
+            flops = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
         return Work(
-            "compute", task.op, dtype, *work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded), (), attrs, sizes, total,
+            "compute", task.op, dtype, flops, traffic, gemm, (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
         )  # fmt: skip
 
@@ -377,6 +390,14 @@ class _Writer:
         attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
         work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
+
+    def _shift(self, rank: int, task: Task) -> tuple[Work, str]:
+        value = self.here.values[task.reads[0]]
+        region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
+        nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
+        group, at = self.mesh.group(rank, self.plan.axes[task.axis]), repr(value.nd[task.axis])
+        attrs = {"src_region": region, "dst_region": region, "reduce": "", "src": at, "dst": at}
+        return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), f"{task.name}/{group[0]}"
 
     def _site_of(self, stage: int) -> SiteTasks:
         return self.sites[self.plan.sites.index(self.plan.stages[stage].ranks)]

@@ -27,6 +27,12 @@ from planner.pieces import mark_of, start_of, whole_name
 
 PARTS = ("begin", "F", "I", "W", "end")
 
+SHIFT = "shift"
+"""The operator that a split sequence makes a message of."""
+
+AFTER = "after"
+"""The attribute of a node that names tensors which must be there before it runs though it does not read them."""
+
 READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "end": ("end",)}
 """In each part, the parts whose re-shards it reads: weight gradients may run much later than input gradients, never before them."""
 
@@ -49,7 +55,8 @@ class Task:
     """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
 
     `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
-    send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`, rank by rank; over all ranks when `everyone`).
+    shift (to the next rank on mesh axis `axis`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`,
+    rank by rank; over all ranks when `everyone`).
     `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
 
@@ -216,6 +223,8 @@ class _Placer:
     # ---- nodes -------------------------------------------------------------------------------------------------------------------------------------
 
     def _rules(self, node: Node, op: Op) -> tuple[Rule, ...]:
+        if node.name in self.plan.rules:
+            return self.plan.rules[node.name]
         if node.op == "add" and node.phase == "I":
             return tuple(_sum_rule(sbp) for sbp in self._hub(node.outputs[0]))
         if node.op == "fill":
@@ -261,9 +270,14 @@ class _Placer:
                 writes.append(self._accumulator(stage, t, nd))
             else:
                 writes.append(self._value(stage, tensor, nd, part))
+        attrs = {k: v for k, v in node.attrs.items() if k != AFTER}
+        more: dict[str, Any] = {"attrs": attrs, "first": start_of(self.plan, stage)}
+        if node.op == SHIFT:  # a message from each rank to the next one along the axis that splits what is shifted
+            axis = rules.index(Rule("split", "s"))
+            more = {"axis": axis, "queue": f"comm.{self.plan.axes[axis]}"}
         self._task(
-            stage, part, "compute", node.op, node.name, reads=reads, writes=tuple(writes), rules=rules, attrs=node.attrs, origin=node.origin or node.name,
-            phase=node.phase, layer=node.layer, first=start_of(self.plan, stage),
+            stage, part, "shift" if node.op == SHIFT else "compute", node.op, node.name, reads=reads, writes=tuple(writes), waits=self._after(stage, node),
+            rules=rules, origin=node.origin or node.name, phase=node.phase, layer=node.layer, **more,
         )  # fmt: skip
         passing = [name for name in writes if self._site(stage).values[name].clock == "microbatch"]
         if passing:
@@ -271,6 +285,11 @@ class _Placer:
         for t, name in zip(node.outputs, writes, strict=True):
             if t not in self.graph.outputs and self._site(stage).values[name].clock == "microbatch":
                 self._publish(stage, part, node, t, name)
+
+    def _after(self, stage: int, node: Node) -> tuple[str, ...]:
+        """The values of the tensors that a node waits for."""
+        keys = [self._home(stage, t) for t in node.attrs.get(AFTER, ())]
+        return tuple(self.hubbed.get(key) or self.unboxed[key] for key in keys)
 
     def _output(self, stage: int, tensor: str, nd: NdSbp, part: str) -> str:
         """Where a part of the loss is added up over the step: the pieces of a sequence add to one value."""

@@ -48,6 +48,16 @@ class Space:
         return Space(self.uneven & other.uneven, self.rules + other.rules, self.hubs + other.hubs, self.params + other.params)
 
 
+def zero_space(axis: str, zero: int | None, but: frozenset[str] = frozenset()) -> Space:
+    """Parameters not in `but` follow the ZeRO level on an axis along which their use is repeated, where one of their dims divides; None: free."""
+    if zero is None:
+        return Space()
+    return Space(params=(
+        Limit(lambda t: t.name not in but and not t.frozen, axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)),
+        Limit(lambda t: t.name not in but and t.frozen, axis, lambda triple: triple[1].is_split == (zero >= 3), lambda triple: not triple[1].is_split),
+    ))  # fmt: skip
+
+
 RESIDUAL_OPS = frozenset({"layer_norm", "rms_norm", "add", "add_positions", "dropout"})
 """Operators on the residual stream: where sequence parallelism splits the sequence and plain tensor parallelism repeats the work."""
 
@@ -116,16 +126,10 @@ class _Layout:
         """Data parallelism: whoever has a batch splits it, parameters follow the ZeRO level. Names in `but` are left alone."""
         nodes = {name: label for name, label in self.batch.items() if name not in but}
         hubs = {t: dim for t, dim in self._dims("batch").items() if dim is not None and t not in but}
-        params: list[Limit] = []
-        if zero is not None:
-            params.append(Limit(lambda t: t.name not in but and not t.frozen, axis, lambda triple: _is_zero(zero, triple), lambda triple: _is_zero(0, triple)))
-            params.append(
-                Limit(lambda t: t.name not in but and t.frozen, axis, lambda triple: triple[1].is_split == (zero >= 3), lambda triple: not triple[1].is_split)
-            )
         return Space(
             rules=_grouped(nodes, axis, lambda label: Rule("split", label).__eq__ if label else lambda rule: rule.kind in ("B", "B~P")),
-            hubs=_grouped(hubs, axis, lambda dim: lambda pair: pair[0] == S(dim)), params=tuple(params),
-        )  # fmt: skip
+            hubs=_grouped(hubs, axis, lambda dim: lambda pair: pair[0] == S(dim)),
+        ) & zero_space(axis, zero, but)  # fmt: skip
 
     def expert_parallel(self, axis: str, zero: int | None) -> Space:
         """Products of experts split the experts, what else has experts splits them or the batch; all the rest is data-parallel."""

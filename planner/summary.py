@@ -25,11 +25,19 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
     size = dict(zip(plan.axes, plan.mesh_shape, strict=True))
     dp = size.get("dp", 1) * size.get("ep", 1)
     return {
-        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": 1, "ep": expert_parts(graph, plan),
+        "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": size.get("cp", 1), "ep": expert_parts(graph, plan),
         "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
-        "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        "recompute": recomputed(plan), "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        **({"cp_form": plan.context} if plan.context else {}),
     }  # fmt: skip
+
+
+def recomputed(plan: Plan) -> str:
+    """none, selective where single operators run again, full where whole layers do."""
+    if not plan.recompute:
+        return "none"
+    return "selective" if any(isinstance(what, str) for what in plan.recompute) else "full"
 
 
 def expert_parts(graph: Graph, plan: Plan) -> int:
@@ -41,7 +49,7 @@ def expert_parts(graph: Graph, plan: Plan) -> int:
 
 def zero_level(graph: Graph, plan: Plan) -> int:
     """The ZeRO level that most bytes of the trained parameters follow on the data-parallel axis."""
-    wide = [axis for axis, n in zip(plan.axes, plan.mesh_shape, strict=True) if n > 1 and axis in ("dp", "ep")]
+    wide = [axis for axis, n in zip(plan.axes, plan.mesh_shape, strict=True) if n > 1 and axis in ("dp", "ep", "cp")]
     if not wide:
         return 0
     axis, dims = plan.axes.index(wide[0]), dims_of(graph)

@@ -14,6 +14,7 @@ all-gather, the tensor before a reduce-scatter. With n ranks, g of them on each 
 | in-switch (NVLS), all-reduce in a node | N, at the switch's share of the wire, whatever n | 2 hops |
 | chain, broadcast | N | n-1 hops |
 | pairwise all-to-all | N (n-1)/n | the longest path |
+| shift to the next member, the last's to the first | N | the longest hop |
 
 Where cables join GPUs in pairs, a node has as many rings as use no cable twice (`cable_rings`). A ring over nodes is g rings at once, each leaving a node
 by another member, so that all NICs of the node carry an equal part.
@@ -77,6 +78,9 @@ def lines(routes: Routes, kind: str, group: Group, siblings: Sequence[Group], li
         chains = [_chain_loads(routes, s) for s in siblings]
         own = chains[list(siblings).index(group)]
         return (_line("chain", routes, launch_s + _chain_latency(routes, group), own, chains),)
+    if kind == "shift":
+        hops = [routes.latency_s(routes.path(a, b)) for a, b in _hops(group)]
+        return (_line("shift", routes, launch_s + max(hops), _shift_loads(routes, group), [_shift_loads(routes, s) for s in siblings]),)
     passes = 2 if kind == "all_reduce" else 1
     rings = [_ring_loads(routes, s, passes * (len(s) - 1) / len(s)) for s in siblings]
     out = [_line("ring", routes, launch_s + passes * _ring_latency(routes, group), rings[list(siblings).index(group)], rings)]
@@ -248,6 +252,15 @@ def _ring_loads(routes: Routes, group: Group, share: float) -> dict[Edge, float]
 def _chain_loads(routes: Routes, group: Group) -> dict[Edge, float]:
     """The first member's bytes, passed on from each to the next."""
     return _total(_path_loads(routes, a, b) for a, b in pairwise(group))
+
+
+def _hops(group: Group) -> list[tuple[int, int]]:
+    return list(zip(group, (*group[1:], group[0]), strict=True))
+
+
+def _shift_loads(routes: Routes, group: Group) -> dict[Edge, float]:
+    """Every member's bytes, sent to the next one."""
+    return _total(_path_loads(routes, a, b) for a, b in _hops(group))
 
 
 def _total(loads: Iterable[Mapping[Edge, float]]) -> dict[Edge, float]:

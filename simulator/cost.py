@@ -130,7 +130,7 @@ class CostModel:
         if table is None or not d or work.dtype not in table.get("s_per_flop", {}):
             return 0.0
         pairs = work.flops / (2 * PRODUCTS[name] * d)
-        shape = (1, 64, sum(n for label, n in work.sizes.items() if label.startswith("z")) or 64, MEASURED_HEAD)
+        shape = (1, 64, sum(n for label, n in work.sizes.items() if label.startswith("z")) or work.sizes.get("s", 64), MEASURED_HEAD)
         product_s = self._gemm(device, work.dtype).seconds((64, *shape[1:]), 0.0, device.bytes_per_s) / (64 * 2.0 * math.prod(shape))
         beside_s = max(0.0, table["s_per_flop"][work.dtype] - product_s)
         drawn_s = ops["dropout"]["s_per_element"].get(work.dtype, 0.0) if work.attrs.get("p", 0.0) > 0 and "dropout" in ops else 0.0
@@ -179,8 +179,8 @@ class CostModel:
         together = (group,) if alone else siblings(self.cluster, group, self.active)
         if kind == "p2p":
             return (p2p_line(self.routes, group, together, float(self._library.get("launch_s", 0.0))),)
-        if kind not in (*COLLECTIVES, "broadcast"):
-            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}, broadcast")
+        if kind not in (*COLLECTIVES, "broadcast", "shift"):
+            raise InputError(f"no collective is called `{kind}`; known are {', '.join(COLLECTIVES)}, broadcast, shift")
         return lines(self.routes, kind, group, together, self._library)
 
     def _curve(self, kind: str, group: Group) -> Sequence[Sequence[float]] | None:

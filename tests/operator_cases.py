@@ -30,6 +30,7 @@ def _uneven(cases: list[Case]) -> list[Case]:
 
 DROP = {"p": 0.3, "salt": 5}
 LLAMA3 = {"theta": 50.0, "factor": 8.0, "low": 1.0, "high": 4.0, "original": 16.0}
+RING = {"causal": True, "parts": 6}
 YARN = {"theta": 50.0, "factor": 8.0, "original": 16.0, "fast": 2.0, "slow": 0.5, "truncate": False}
 CLIP = {"lr": 0.1, "max_norm": 0.5, "weight_decay": 0.1}
 EXPERT = {"expert": "e"}
@@ -58,6 +59,10 @@ CASES: tuple[Case, ...] = tuple(
         _with_grads("transpose", "dx"), _with_grads("transpose", "dx", leading=1),
         _with_grads("layer_norm", "dx dgc", {"eps": 1e-5}, positive=("rstd",)), _with_grads("rms_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)),
         _with_grads("head_norm", "dx dg", {"eps": 1e-5}, positive=("rstd",)), _with_grads("softmax", "dx"),
+        _uneven(_with_grads("attention", "grad", {"causal": True, "zigzag": 2, "window": 5, **DROP}, of={"s": 8, "z": 8})),
+        _uneven(_with_grads("attention_part", "grad", {**RING, "turn": 1, "zigzag": 2}, of={"s": 12})),
+        _uneven(_with_grads("rope", "dx", {"theta": 10.0, "zigzag": 2}, of={"s": 8})), _uneven(_both("dropout", {**DROP, "zigzag": 2}, of={"s": 8})),
+        _uneven(_with_grads("positions", "dtable", {"zigzag": 2}, of={"s": 8, "p": 10})),
         _with_grads("attention", "grad", {"causal": True}), _uneven(_with_grads("attention", "grad", {"causal": False, "scale": 0.4})),
         _uneven(_with_grads("attention", "grad", {"causal": True, **DROP})),
         _uneven(_with_grads("attention", "grad", {"causal": True, "window": 2, "softcap": 1.5})),
@@ -65,6 +70,9 @@ CASES: tuple[Case, ...] = tuple(
         _uneven(_with_grads("attention_masked", "grad", {"causal": False}, integers={"mask": "d"})),
         _uneven(_with_grads("attention_relative", "grad", {"causal": False, "max_distance": 6})),
         _uneven(_both("attention_relative", {"causal": True, "max_distance": 6, "scale": 1.0})),
+        *(_with_grads("attention_part", "grad", {**RING, **more}, of={"s": 12}) for more in ({"turn": 0}, {"turn": 2}, {"turn": 1, "window": 3, **DROP})),
+        _both("join_parts"),
+        _both("shift", {"parts": 2}, of={"s": 6}),
         _with_grads("rope", "dx", LLAMA3), _with_grads("rope", "dx", {"theta": 10.0}),
         _uneven(_with_grads("rope", "dx", {**YARN, "turned": 4, "last": True, "interleaved": True, "amplitude": 1.3}, of={"d": 6})),
         _with_grads("embedding", "dtable", integers=IDS), _with_grads("positions", "dtable"),

@@ -1,7 +1,8 @@
 """The catalogue: every operator headrace knows, one sentence each.
 
-`algebra` (contractions), `elementwise`, `norms`, `attention`, `embedding`, `sequence`, `experts`, `loss`, `optimizer` (AdamW, SGD) and the other rules by their
-names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding); `over` makes of a causal operator that over the pieces of a cut sequence.
+`algebra` (contractions), `elementwise`, `norms`, `attention`, `ring`, `rotary`, `embedding`, `sequence`, `experts`, `loss`, `optimizer`
+(AdamW, SGD) and the other rules by their names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding);
+`over` makes of a causal operator that over the pieces of a cut sequence.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from ir.ops import (
     muon,
     norms,
     optimizer,
+    ring,
+    rotary,
     sequence,
 )  # fmt: skip
 from ir.ops.over import over_pieces, parted
 
-_MODULES = (algebra, elementwise, norms, attention, embedding, sequence, experts, loss, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
+_MODULES = (algebra, elementwise, norms, attention, ring, rotary, embedding, sequence, experts, loss, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
 
 CATALOGUE: Mapping[str, Op] = {op.name: op for module in _MODULES for op in module.OPS}
 

@@ -1,4 +1,4 @@
-"""Attention with grouped queries, and rotary positions.
+"""Attention with grouped queries.
 
 One operator in four sentences: plain, with sinks (an extra score of each head that takes a share of the softmax and gives nothing), with a mask of the keys
 (padding), with scores moved by a learned table of relative positions (T5). Attributes say the rest: causal, window, softcap, scale, dropout. Queries and keys
@@ -11,7 +11,8 @@ its last row, under a window only those from its first row's reach. The backward
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from ir.op import Attrs, Context, Kernel, Sizes, op
 from ir.ops.tiles import each
 from ir.random import growth, kept, stream
+from ir.zigzag import Run, joined, pairs, runs
 
 BLOCK_ROWS = 64
 BLOCK_ELEMENTS = 1 << 18
@@ -165,6 +167,7 @@ def _attend(c: Context, scores: _Scores, sinks: Any, q: Any, k: Any, v: Any, out
     g, r = c.sizes["g"], c.sizes["r"]
     q, out, lse = q.reshape(b, s, g, r, -1), out.reshape(b, s, g, r, -1), lse.reshape(b, s, g, r, 1)
     k, v = k.reshape(b, z, g, -1), v.reshape(b, z, g, -1)
+    blind = scores.mask is not None or c.attrs.get("window", 0) > 0
     for at in _blocks(c, b, g, s, z):
         queries = _queries(q, at)
         queries *= _scale(c)
@@ -173,14 +176,14 @@ def _attend(c: Context, scores: _Scores, sinks: Any, q: Any, k: Any, v: Any, out
         if sinks is not None:
             extra = _of_rows(c, sinks, at)
             top = c.xp.maximum(top, extra)
-        if scores.mask is not None:
-            top = c.xp.maximum(top, _LOWEST)  # a row that sees no key
+        if blind:
+            top = c.xp.maximum(top, LOWEST)  # a row that sees no key
         weights -= top
         c.xp.exp(weights, out=weights)
         norm = weights.sum(axis=-1, keepdims=True)
         if sinks is not None:
             norm += c.xp.exp(extra - top)
-        if scores.mask is not None:
+        if blind:
             norm += norm == 0.0
         _put(lse, at, c.xp.log(norm) + top)
         keep = _kept(c, at)
@@ -192,7 +195,7 @@ def _attend(c: Context, scores: _Scores, sinks: Any, q: Any, k: Any, v: Any, out
         _put(out, at, result)
 
 
-_LOWEST = -1e30
+LOWEST = -1e30
 """Below every score, and finite in every dtype that computes."""
 
 
@@ -246,11 +249,86 @@ def _add_to_table(c: Context, scores: _Scores, dtable: Any, dscores: Any, at: _B
         dtable[:, i] += c.xp.bincount(bucket, weights=row, minlength=n).astype(dtable.dtype)
 
 
+# ---- positions out of order ------------------------------------------------------------------------------------------------------------------------
+
+
+def attend_runs(c: Context, queries: Sequence[Run], keys: Sequence[Run], q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
+    """Plain attention of queries and keys that lie at runs of positions, one run behind the other: what each run of keys gives is joined exactly."""
+    out[...], lse[...] = 0.0, LOWEST
+    for row, here in _places(queries):
+        for column, there in _places(keys):
+            if _sees(c, here, there):
+                part, norm = (c.xp.empty(x[:, row].shape, x.dtype) for x in (out, lse))
+                part[...], norm[...] = 0.0, LOWEST
+                inner = _at(c, here, there)
+                _attend(inner, _Scores(inner), None, q[:, row], k[:, column], v[:, column], part, norm)
+                join(c, out[:, row], lse[:, row], part, norm, out[:, row], lse[:, row])
+
+
+def attend_runs_grad(
+    c: Context, queries: Sequence[Run], keys: Sequence[Run], dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any
+) -> None:
+    """What these keys give to the gradient of attention, of which `out` and `lse` are the whole result: those of all keys."""
+    for zeroed in (dq, dk, dv):
+        zeroed[...] = 0.0
+    for row, here in _places(queries):
+        for column, there in _places(keys):
+            if _sees(c, here, there):
+                inner, parts = _at(c, here, there), (dq[:, row], dk[:, column], dv[:, column])
+                found = [c.xp.empty(x.shape, x.dtype) for x in parts]
+                _attend_grad(inner, _Scores(inner), dout[:, row], q[:, row], k[:, column], v[:, column], out[:, row], lse[:, row], *found)
+                for whole, part in zip(parts, found, strict=True):
+                    whole += part
+
+
+def join(c: Context, x: Any, a: Any, y: Any, b: Any, out: Any, lse: Any) -> None:
+    """Attention to two sets of keys from that to each, `x` and `y` with the logs of their denominators `a` and `b`; may write where it reads."""
+    top = c.xp.maximum(a, b)
+    of_x, of_y = c.xp.exp(a - top), c.xp.exp(b - top)
+    norm = of_x + of_y
+    heads = a.shape[-1]
+
+    def weighted(part: Any, weight: Any) -> Any:
+        return part.reshape(*part.shape[:2], heads, -1) * (weight / norm)[..., None]
+
+    total = weighted(x, of_x) + weighted(y, of_y)
+    out[...] = total.reshape(out.shape)
+    lse[...] = c.xp.log(norm) + top
+
+
+def _places(found: Sequence[Run]) -> Iterator[tuple[slice, Run]]:
+    """Where each run lies among the tokens that are here."""
+    at = 0
+    for run in found:
+        yield slice(at, at + run[1] - run[0]), run
+        at += run[1] - run[0]
+
+
+def _sees(c: Context, queries: Run, keys: Run) -> bool:
+    return pairs([queries], [keys], _causal(c), c.attrs.get("window", 0)) > 0
+
+
+def _at(c: Context, queries: Run, keys: Run) -> Context:
+    """Of a kernel that sees one run of each, in the order of the text."""
+    attrs = {**c.attrs, "zigzag": 0}
+    return replace(c, attrs=attrs, at={**c.at, "s": queries[0], "z": keys[0]}, total={**c.total, "z": c.total["s"]})
+
+
+def _in_order(c: Context, *arrays: Any) -> list[Any]:
+    """Keys and values that lie in zig-zag order, in the order of the text."""
+    places = c.xp.argsort(c.positions("z"))
+    return [x[:, places] for x in arrays]
+
+
 def _forward(extra: str) -> Kernel:
     """The kernel whose fourth operand is `extra`: sinks, mask, table, or none."""
 
     def plain(c: Context, q: Any, k: Any, v: Any, out: Any, lse: Any) -> None:
-        _attend(c, _Scores(c), None, q, k, v, out, lse)
+        if c.attrs.get("zigzag", 0):
+            k, v = _in_order(c, k, v)
+            attend_runs(c, c.runs(), joined(c.runs("z")), q, k, v, out, lse)
+        else:
+            _attend(c, _Scores(c), None, q, k, v, out, lse)
 
     def with_extra(c: Context, q: Any, k: Any, v: Any, given: Any, out: Any, lse: Any) -> None:
         _attend(c, _Scores(c) if extra == "sinks" else _Scores(c, **{extra: given}), given if extra == "sinks" else None, q, k, v, out, lse)
@@ -259,7 +337,14 @@ def _forward(extra: str) -> Kernel:
 
 
 def attention_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any) -> None:
-    _attend_grad(c, _Scores(c), dout, q, k, v, out, lse, dq, dk, dv)
+    if c.attrs.get("zigzag", 0):
+        k, v = _in_order(c, k, v)
+        found = [c.xp.empty(x.shape, x.dtype) for x in (dk, dv)]
+        attend_runs_grad(c, c.runs(), joined(c.runs("z")), dout, q, k, v, out, lse, dq, *found)
+        for given, x in zip((dk, dv), found, strict=True):
+            given[:, c.xp.argsort(c.positions("z"))] = x
+    else:
+        _attend_grad(c, _Scores(c), dout, q, k, v, out, lse, dq, dk, dv)
 
 
 def attention_masked_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, dq: Any, dk: Any, dv: Any) -> None:
@@ -281,84 +366,32 @@ def attention_dsinks(c: Context, dout: Any, out: Any, lse: Any, sinks: Any, dsin
 def _pairs(sizes: Sizes, attrs: Attrs) -> float:
     """Pairs of a query and a key that a head of a sample looks at, on the rank that has most: half of a square under a causal mask, a band under a window."""
     few, many = sorted((sizes["s"], sizes["z"]))
-    pairs = few * (many - few / 2.0) if attrs.get("causal", True) else float(few * many)
+    if attrs.get("zigzag", 0):
+        return few * many / 2.0  # of every rank
+    seen = few * (many - few / 2.0) if attrs.get("causal", True) else float(few * many)
     window = min(attrs.get("window") or many, many)
     band = window * (few - window / 2.0) if few == many else float(few * window)
-    return min(pairs, band) if attrs.get("window") else pairs
+    return min(seen, band) if attrs.get("window") else seen
 
 
-def products(of_keys: int, of_values: int) -> Callable[[Sizes, Attrs], float]:
-    """The flops of matrix products of queries with keys and with values; what a mask saves is counted, the softmax not."""
-    return lambda sizes, attrs: 2.0 * sizes["b"] * sizes["g"] * sizes["r"] * (of_keys * sizes["d"] + of_values * sizes["w"]) * _pairs(sizes, attrs)
+def _pairs_at(sizes: Sizes, attrs: Attrs, at: Sizes, total: Sizes) -> float:
+    """The same on this rank."""
+    queries, keys = (runs(at.get(x, 0), at.get(x, 0) + sizes[x], total[x], attrs.get("zigzag", 0)) for x in "sz")
+    return pairs(queries, keys, attrs.get("causal", True), attrs.get("window") or 0)
 
 
-# ---- rotary positions ------------------------------------------------------------------------------------------------------------------------------
+def of_heads(sizes: Sizes, of_keys: int, of_values: int) -> float:
+    """The flops of matrix products of one query with one key and its value in all heads of all samples."""
+    return 2.0 * sizes["b"] * sizes["g"] * sizes["r"] * (of_keys * sizes["d"] + of_values * sizes["w"])
 
 
-def frequencies(attrs: Attrs, d: int) -> Any:
-    """float64 [d / 2]: radians a position turns each pair; Su et al. (arXiv:2104.09864).
-
-    `factor` alone slows them all (linear interpolation of positions, Chen et al., arXiv:2306.15595). With `original` only the slow ones are slowed: as
-    Llama 3 does, wavelengths above original / low by `factor`, below original / high not at all, between them smoothly; or, with `fast` and `slow`, as YaRN
-    does (Peng et al., arXiv:2309.00071), with a ramp over the pairs that turn between `slow` and `fast` times in `original` positions.
-    """
-    turn = float(attrs["theta"]) ** (-np.arange(0, d, 2, dtype=np.float64) / d)
-    if not attrs.get("factor"):
-        return turn
-    if "original" not in attrs:
-        return turn / float(attrs["factor"])
-    share = _yarn_share(attrs, d) if "fast" in attrs else _llama3_share(attrs, turn)
-    return turn * (share + (1.0 - share) / float(attrs["factor"]))
-
-
-def _llama3_share(attrs: Attrs, turn: Any) -> Any:
-    periods = float(attrs["original"]) * turn / (2.0 * math.pi)
-    low, high = float(attrs["low"]), float(attrs["high"])
-    return np.clip((periods - low) / (high - low), 0.0, 1.0)
-
-
-def _yarn_share(attrs: Attrs, d: int) -> Any:
-    """How much of each frequency stays as it is."""
-    first, last = (
-        d * math.log(attrs["original"] / (turns * 2.0 * math.pi)) / (2.0 * math.log(attrs["theta"])) for turns in (float(attrs["fast"]), float(attrs["slow"]))
-    )
-    if attrs.get("truncate", True):
-        first, last = float(math.floor(first)), float(math.ceil(last))
-    first, last = max(first, 0.0), min(last, d - 1.0)
-    ramp = (np.arange(d // 2, dtype=np.float64) - first) / (last - first if last != first else 0.001)
-    return 1.0 - np.clip(ramp, 0.0, 1.0)
-
-
-def _rotate(c: Context, x: Any, out: Any, sign: float) -> None:
-    xp, d, attrs = c.xp, c.sizes["d"], c.attrs
-    turned = attrs.get("turned", d)
-    b, s, half = x.shape[0], x.shape[1], turned // 2
-    angle = np.arange(c.at.get("s", 0), c.at.get("s", 0) + s, dtype=np.float64)[:, None] * frequencies(attrs, turned)
-    amplitude = attrs.get("amplitude", 1.0)
-    cos, sin = (xp.asarray((amplitude * a).astype(x.dtype))[:, None, :] for a in (np.cos(angle), sign * np.sin(angle)))
-    start = d - turned if attrs.get("last", False) else 0
-    if turned < d:
-        xp.copyto(out, x)
-    # the two elements of a pair stand beside each other, or half of what is turned apart
-    left, right = (
-        (slice(start, start + turned, 2), slice(start + 1, start + turned, 2))
-        if attrs.get("interleaved", False)
-        else (slice(start, start + half), slice(start + half, start + turned))
-    )
-    for sample in range(b):
-        source, target = x[sample].reshape(s, -1, d), out[sample].reshape(s, -1, d)
-        xp.multiply(source[:, :, left], cos, out=target[:, :, left])
-        target[:, :, left] -= source[:, :, right] * sin
-        xp.multiply(source[:, :, right], cos, out=target[:, :, right])
-        target[:, :, right] += source[:, :, left] * sin
-
-
-def rope(c: Context, x: Any, out: Any) -> None:
-    _rotate(c, x, out, 1.0)
-
-
-def rope_dx(c: Context, dout: Any, dx: Any) -> None:
-    _rotate(c, dout, dx, -1.0)
+def _work(of_keys: int, of_values: int) -> Any:
+    """Products of queries with keys and with values, on the rank that has most and on a given one; what a mask saves is counted, the softmax not."""
+    return {
+        "flops": lambda sizes, attrs: of_heads(sizes, of_keys, of_values) * _pairs(sizes, attrs),
+        "flops_at": lambda sizes, attrs, at, total: of_heads(sizes, of_keys, of_values) * _pairs_at(sizes, attrs, at, total),
+        "random": True,
+    }
 
 
 _OPERANDS = "q[b s (g r d)], k[b z (g d)], v[b z (g w)]"
@@ -369,7 +402,7 @@ _ROWS = "out[b s (g r w)], lse[b s (g r)]"
 def _attention(name: str, extra: str, grads: tuple[str, ...], stop: str = "lse") -> Any:
     return op(
         f"{name}({_OPERANDS}{', ' + extra if extra else ''}) -> {_ROWS}", _forward(extra.partition("[")[0]), whole="z r d w n", linear=["v -> out"], stop=stop,
-        grads=grads, flops=products(1, 1), random=True, past="" if stop != "lse" or "table" in extra else "z",
+        grads=grads, **_work(1, 1), past="" if stop != "lse" or "table" in extra else "z",
     )  # fmt: skip
 
 
@@ -382,15 +415,11 @@ OPS = (
     _attention("attention_masked", "mask[b z]", ("attention_masked.grad",), stop="lse mask"),  # mask: 0 hides a key from all queries of its sample
     _attention("attention_relative", "table[n (g r)]", ("attention_relative.grad",)),  # attrs also: max_distance
     op(f"attention.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}) -> {_GIVEN_BACK}",
-       attention_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], flops=products(3, 2), random=True, past="z"),
+       attention_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], **_work(3, 2), past="z"),
     op("attention_sinks.dsinks(dout[b s (g r w)], out[b s (g r w)], lse[b s (g r)], sinks[(g r)]) -> dsinks[(g r)]",
        attention_dsinks, whole="r w", sums="b s", linear=["dout", "out"], flops=each(2), past="z"),
     op(f"attention_masked.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, mask[b z]) -> {_GIVEN_BACK}",
-       attention_masked_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], stop="mask", flops=products(3, 2), random=True),
+       attention_masked_grad, whole="r d w", sums="s z", linear=["dout", "v out -> dq dk"], stop="mask", **_work(3, 2)),
     op(f"attention_relative.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}, table[n (g r)]) -> {_GIVEN_BACK}, dtable[n (g r)]",
-       attention_relative_grad, whole="r d w n", sums="b s z", linear=["dout", "v out -> dq dk dtable"], flops=products(3, 2), random=True),
-    # attrs: d, theta; for linear scaling factor, for Llama 3's factor, low, high, original, for YaRN's factor, original, fast, slow, truncate; turned (how many
-    # elements of a head, absent: all), last (they are the last of the head, not the first), interleaved (pairs side by side), amplitude (of cos and sin)
-    op("rope(x[b s (h d)]) -> out[b s (h d)]", rope, whole="d", linear=["x"], grads=("rope.dx",), flops=each(3)),
-    op("rope.dx(dout[b s (h d)]) -> dx[b s (h d)]", rope_dx, whole="d", linear=["dout"], flops=each(3)),
+       attention_relative_grad, whole="r d w n", sums="b s z", linear=["dout", "v out -> dq dk dtable"], **_work(3, 2)),
 )  # fmt: skip

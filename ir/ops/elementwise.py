@@ -222,12 +222,11 @@ def dropout(c: Context, x: Any, out: Any) -> None:
     if p <= 0.0:
         c.xp.copyto(out, x)
         return
-    samples, length, width = x.shape
+    samples, _, width = x.shape
     xp, at, total = c.xp, c.at, c.total
     key = stream(c.seed, c.step, c.attrs["salt"])
     sample = xp.arange(at.get("b", 0), at.get("b", 0) + samples)
-    position = xp.arange(at.get("s", 0), at.get("s", 0) + length)
-    index = (sample[:, None] * total["s"] + position).reshape(-1)
+    index = (sample[:, None] * total["s"] + c.positions()).reshape(-1)
     first = at.get("h", 0)
     for rows, part, result in tiles(c, index, matrix(x), matrix(out)):
         keep = kept(xp, key, p, rows, total["h"], first, first + width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,22 +50,25 @@ def add_rows(c: Context, table: Any, index: Any, rows: Any) -> None:
 
 
 def positions(c: Context, table: Any, out: Any) -> None:
-    first, stop, at = _overlap(c)
     out[...] = 0.0
-    out[first - at["s"] : stop - at["s"]] = table[first - at["p"] : stop - at["p"]]
+    for here, there in _overlaps(c):
+        out[here] = table[there]
 
 
 def positions_dtable(c: Context, dout: Any, dtable: Any) -> None:
-    first, stop, at = _overlap(c)
     dtable[...] = 0.0
-    dtable[first - at["p"] : stop - at["p"]] = dout[first - at["s"] : stop - at["s"]]
+    for here, there in _overlaps(c):
+        dtable[there] = dout[here]
 
 
-def _overlap(c: Context) -> tuple[int, int, dict[str, int]]:
-    """The positions [first, stop) that lie both in this rank's sequence and in its rows of the table."""
-    at = {label: c.at.get(label, 0) for label in ("s", "p")}
-    first = max(at.values())
-    return first, max(first, min(at[label] + c.sizes[label] for label in at)), at
+def _overlaps(c: Context) -> Iterator[tuple[slice, slice]]:
+    """Where positions that lie both in this rank's sequence and in its rows of the table are in either."""
+    rows, place = c.at.get("p", 0), 0
+    for a, b in c.runs():
+        first = max(a, rows)
+        stop = max(first, min(b, rows + c.sizes["p"]))
+        yield slice(place + first - a, place + stop - a), slice(first - rows, stop - rows)
+        place += b - a
 
 
 OPS = (

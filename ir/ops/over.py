@@ -58,6 +58,7 @@ def over_pieces(op: Op, num_pieces: int) -> Op:
         op, name=over_name(op.name, num_pieces), inputs=inputs, outputs=outputs, kernel=_kernel(op, num_pieces), sums=some(op.sums) - _pasts(op, num_pieces),
         whole=some(op.whole) | _pasts(op, num_pieces), linear=tuple(Linear(names(g.operands), names(g.outputs)) for g in op.linear), stop=names(op.stop),
         grads=tuple(over_name(g, num_pieces) for g in op.grads), flops=lambda sizes, attrs: op.flops_of(_joined(op, sizes, num_pieces), attrs), past="",
+        flops_at=None,
     )  # fmt: skip
 
 

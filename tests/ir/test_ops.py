@@ -14,8 +14,8 @@ import pytest
 import ir.ops
 from ir.op import Context
 from ir.ops import CATALOGUE, catalogue
-from ir.ops.attention import frequencies
 from ir.ops.erf import erf
+from ir.ops.rotary import frequencies
 from ir.ops.tiles import TILE_BYTES
 
 

@@ -26,7 +26,7 @@ def brute(num_devices: int, batch: int) -> set[Candidate]:
                 for mbs in range(1, batch // dp + 1):
                     m = batch // (dp * mbs)
                     if m * dp * mbs == batch:
-                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "full")}
+                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "selective", "full")}
     return found
 
 
@@ -66,7 +66,7 @@ def test_values_are_typed() -> None:
 @pytest.mark.parametrize(
     ("fix", "kind", "sentence"),
     [
-        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, ep, vpp, mbs, schedule, seq_chunks, recompute, zero, sp"),
+        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, cp_form, cp_order, ep, vpp, mbs, schedule, seq_chunks, recompute, zero"),
         ({"tp": "two"}, InputError, "--fix tp=two: give a whole number"),
         ({"dp": 0}, InputError, "--fix dp=0: give a whole number of 1 or more"),
         ({"zero": -1}, InputError, "--fix zero=-1: give a whole number of 0 or more"),
@@ -74,9 +74,15 @@ def test_values_are_typed() -> None:
         ({"ep": 2}, PlanError, "--fix ep=2: `.*` has no experts to split; leave ep out"),
         ({"vpp": 3, "schedule": "zb-v"}, PlanError, "schedule `zb-v` puts 2 stages on a rank, not 3"),
         ({"schedule": "zb"}, PlanError, "known schedules are gpipe, 1f1b"),
-        ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none and full"),
+        ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none, selective .* and full"),
         ({"zero": 4}, PlanError, "--fix zero=4: legal are 0, 1, 2 and 3"),
         ({"dp": 2, "tp": 2, "pp": 4}, PlanError, "--fix dp=2 x tp=2 x pp=4 asks for 16 devices, the cluster has 8; dp x tp x pp must be 8"),
+        ({"dp": 2, "tp": 2, "pp": 4, "cp": 2}, PlanError, "asks for 32 devices, the cluster has 8; dp x tp x pp x cp must be 8"),
+        ({"cp_form": "ring"}, PlanError, "--fix cp_form=ring: sequences are not split; give cp=N"),
+        ({"cp": 2, "cp_form": "spiral"}, InputError, "--fix cp_form=spiral: give one of ring, gather, exchange"),
+        ({"cp": 2, "seq_chunks": 2}, PlanError, "cp=2,seq_chunks=2: both cut the sequence"),
+        ({"cp": 4, "tp": 2, "cp_form": "exchange"}, PlanError, "4 key heads do not divide by cp x tp = 8"),
+        ({"cp": 2, "dp": 3}, PlanError, "does not divide the 8 devices"),
         ({"dp": 3}, PlanError, "--fix dp=3: 3 does not divide the 8 devices"),
         ({"tp": 8}, PlanError, "has 8 heads and 4 KV heads, which 8 does not divide; legal tp are 1, 2, 4"),
         ({"pp": 8}, PlanError, "has 4 blocks, so pp x vpp can be 1 to 4"),

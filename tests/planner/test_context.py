@@ -1,7 +1,8 @@
-"""Context parallelism: both ways through attention are the one-device result under cp x dp x tp, and cost what they say."""
+"""Context parallelism: every way through attention is the one-device result under cp x dp x tp, costs what it says, and in zig-zag order is even."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,36 +13,46 @@ from ir.errors import PlanError
 from ir.mesh import Mesh
 from ir.op import Rule
 from ir.plan import Plan, Stage
+from ir.program import Program
+from planner.candidates import block_layers
 from planner.context import context_space
+from planner.frontends import load
 from planner.frontends.model import Model
 from planner.lower import lower
 from planner.optimizers import with_defaults
 from planner.placement import search
 from planner.pricing import MeshPricing
+from planner.search import plan
 from planner.single import single_device
-from planner.space import layout_space
+from planner.space import layout_space, zero_space
 from simulator.cost import CostModel
+from simulator.engine import simulate
+from tests.families import of_kind
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.parity import Ended, between, ended, same
 from tests.plans import cluster
 
 AXES = ("dp", "cp", "tp")
-MODELS = {"gpt": gpt(num_layers=2), "llama": llama(num_layers=2)}
+MODELS = {"gpt": gpt(num_layers=2), "llama": llama(num_layers=2), **{kind: of_kind(kind) for kind in ("gemma2", "mixtral", "deepseek_v3", "gpt_oss")}}
 
 
-def plan_of(model: Model, sizes: tuple[int, int, int], form: str | None, zero: int | None = None, pp: int = 1) -> Plan:
-    """The cheapest placement on a dp x cp x tp mesh."""
+def plan_of(
+    model: Model, sizes: tuple[int, int, int], context: str | None, zero: int | None = None, pp: int = 1, recompute: bool = False, batch: int = BATCH
+) -> Plan:  # fmt: skip
+    """The cheapest placement on a dp x cp x tp mesh; `context` as in a plan, None: gathering or exchanging, whichever is cheaper."""
     devices = cluster()
-    graph = model.graph(BATCH // pp, SEQ, "float64")
+    graph = model.graph(batch // pp, SEQ, "float64")
     num_ranks = sizes[0] * sizes[1] * sizes[2]
     mesh = Mesh(AXES, sizes, tuple(range(num_ranks)))
-    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], form)
-    placed = search(graph, AXES, sizes, MeshPricing(CostModel(devices), mesh), num_microbatches=pp, space=space)
-    base = single_device(model, devices, batch=BATCH, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"), num_microbatches=pp)
+    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], context and context.split()[0], AXES) & zero_space("cp", zero)
+    layers = block_layers(graph) if recompute else ()
+    placed = search(graph, AXES, sizes, MeshPricing(CostModel(devices), mesh), num_microbatches=pp, space=space, recompute=layers)
+    base = single_device(model, devices, batch=batch, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"), num_microbatches=pp)
     cuts = ((0, 2), (2, graph.num_layers)) if pp == 2 else ((0, graph.num_layers),)
     stages = tuple(Stage(a, b, tuple(range(i * num_ranks, (i + 1) * num_ranks))) for i, (a, b) in enumerate(cuts))
     return replace(
-        base, axes=AXES, mesh_shape=sizes, stages=stages, rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed
+        base, axes=AXES, mesh_shape=sizes, stages=stages, rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
+        recompute=layers, context=context or "",
     )  # fmt: skip
 
 
@@ -54,6 +65,10 @@ def alone(family: str) -> Ended:
 CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] = (
     ("llama", "gather", (1, 4, 1), {}), ("llama", "exchange", (1, 4, 1), {}), ("llama", "gather", (2, 2, 2), {}), ("llama", "exchange", (2, 2, 2), {"zero": 1}),
     ("gpt", "gather", (1, 2, 1), {"pp": 2}), ("gpt", "exchange", (2, 2, 1), {"zero": 3}),
+    ("llama", "ring", (1, 4, 1), {}), ("llama", "ring zigzag", (2, 2, 2), {"zero": 1}), ("llama", "gather zigzag", (1, 3, 1), {}),
+    ("gpt", "ring", (2, 3, 1), {"zero": 3}), ("gpt", "ring zigzag", (1, 2, 2), {"pp": 2}), ("gpt", "gather zigzag", (2, 2, 2), {}),
+    ("gpt", "ring zigzag", (1, 3, 1), {"recompute": True}), ("gemma2", "ring zigzag", (1, 3, 1), {}), ("gemma2", "gather zigzag", (1, 2, 2), {}),
+    ("mixtral", "ring", (1, 2, 2), {}), ("deepseek_v3", "ring", (1, 2, 1), {}), ("gpt_oss", "gather", (1, 2, 1), {}),
 )  # fmt: skip
 
 
@@ -89,8 +104,84 @@ def test_the_sequence_is_split_everywhere_and_attention_as_asked() -> None:
         assert {plan.rules[n.name][1] for n in graph.nodes if n.op in ("linear", "rms_norm", "swiglu", "rope", "add")} == {Rule("split", "s")}
 
 
+def by_rank(context: str) -> tuple[float, ...]:
+    """Floating point operations of attention on each of two ranks, there and back."""
+    program = lower(MODELS["llama"], plan_of(MODELS["llama"], (1, 2, 1), context))
+    return tuple(sum(a.work.flops for a in program.actors if a.rank == r and a.work.op.startswith("attention")) for r in range(2))
+
+
+def alone_plan() -> Plan:
+    return single_device(MODELS["llama"], cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"))
+
+
+def test_zigzag_evens_the_work_of_causal_attention() -> None:
+    """Of contiguous parts the second does three times the work of the first; what all ranks do together is the same in any order and form."""
+    whole = sum(a.work.flops for a in lower(MODELS["llama"], alone_plan()).actors if a.work.op.startswith("attention"))
+    for form in ("ring", "gather"):
+        first, last = by_rank(form)
+        assert last == pytest.approx(3 * first)
+        assert first + last == pytest.approx(whole)
+        first, last = by_rank(f"{form} zigzag")
+        assert first == pytest.approx(last)
+        assert first + last == pytest.approx(whole)
+
+
+def test_one_rank_that_stands_for_all_has_the_work_of_the_busiest() -> None:
+    for context in ("ring", "gather", "ring zigzag", "gather zigzag"):
+        plan = plan_of(MODELS["llama"], (1, 2, 1), context)
+        alone_it = sum(a.work.flops for a in lower(MODELS["llama"], plan, ranks=(0,)).actors if a.work.op.startswith("attention"))
+        assert alone_it == pytest.approx(max(by_rank(context)))
+
+
+@cache
+def of_six() -> Program:
+    return lower(MODELS["llama"], plan_of(MODELS["llama"], (1, 6, 1), "ring"))
+
+
+@pytest.mark.parametrize("way", ["attend", "attend.grad"])
+def test_what_has_been_used_makes_room_for_what_comes(way: str) -> None:
+    """Five times keys come to a rank in each direction, and no more than three places are taken by them."""
+    places = [r.offset for r in of_six().registers if r.rank == 0 and re.fullmatch(rf"h\.0\.attn\.{way}\.k\d", r.tensor) and r.arena]
+    assert len(places) == 5
+    assert len(set(places)) <= 3
+
+
+def test_the_next_keys_come_in_while_a_turn_computes_and_not_before() -> None:
+    timeline = simulate(of_six(), CostModel(cluster()), steps=1)
+    at = {s.actor: s for s in timeline.spans if s.rank == 0}
+    for turn in range(2, 5):
+        sent, here, before = (at[f"h.0.attn.attend.{name}@0"] for name in (f"k{turn + 1}.shift", f"turn{turn}", f"join{turn - 1}"))
+        assert before.end_s <= sent.start_s < here.end_s
+
+
+def test_turns_that_see_nothing_compute_nothing() -> None:
+    """Under a causal mask contiguous part r sees r + 1 parts."""
+    turns = {r: [a.work.flops for a in of_six().actors if a.rank == r and a.work.op == "attention_part" and a.layer == 1] for r in range(6)}
+    assert {r: sum(f > 0 for f in found) for r, found in turns.items()} == {r: r + 1 for r in range(6)}
+
+
 def test_what_does_not_divide_is_refused() -> None:
     graph = MODELS["llama"].graph(BATCH, SEQ, "float64")
-    for num_ranks, form, told in ((5, None, "sequence of 12 tokens"), (6, "exchange", "4 key heads"), (2, "ring", "forms gather, exchange")):
+    for num_ranks, form, told in ((5, None, "sequence of 12 tokens"), (6, "exchange", "4 key heads"), (2, "spiral", "forms ring, gather, exchange")):
         with pytest.raises(PlanError, match=told):
             context_space(graph, "cp", num_ranks, form)
+
+
+def _step_s(seq: int, tp: int, cp: int) -> float:
+    model = load("llama-3-8b", num_layers=8, max_positions=seq)
+    found = plan(
+        model, cluster(), batch=1, seq=seq, fix={"dp": 1, "pp": 1, "tp": tp, "cp": cp, "recompute": "none", **({"cp_form": "gather"} if cp > 1 else {})}, top=1
+    )
+    return float(found.plans[0].predicted["step_s"])
+
+
+def test_context_parallelism_wins_beyond_a_length() -> None:
+    """One sequence a step on eight GPUs of a node: all of them for the heads, or half of that for the sequence (benchmarks/context.py)."""
+    assert _step_s(2048, 8, 1) < _step_s(2048, 4, 2)
+    assert _step_s(16384, 4, 2) < _step_s(16384, 8, 1)
+
+
+def test_the_search_finds_it() -> None:
+    model = load("llama-3-8b", num_layers=8, max_positions=16384)
+    best = plan(model, cluster(), batch=1, seq=16384, fix={"pp": 1}, top=1).plans[0]
+    assert best.layout["cp"] > 1
