@@ -6,7 +6,6 @@ Seconds are CPU seconds of one thread. Usage: python benchmarks/placement.py [--
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -29,11 +28,21 @@ from simulator.cost import CostModel
 
 MODELS = (
     ("llama-3-8b", 12, (8, 8), 8), ("llama-3-8b", 32, (8, 8), 8), ("llama-3-8b", 128, (8, 8), 8), ("llama-3-8b", 32, (4, 4, 8), 128),
+    ("mixtral-8x7b", 32, (4, 4, 8), 128), ("deepseek-v3", 61, (4, 4, 8), 128),
 )  # fmt: skip
 """(model, layers, mesh, samples of a microbatch)"""
 
-BLOCKS = tuple(itertools.product(("gpt2", "gpt3-1.3b", "llama-3-8b", "llama-2-7b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"), (2, 4, 8), (512, 2048, 8192)))
-"""(model, ranks, tokens of a sequence): one layer of each, with embedding and head."""
+SMALL = (
+    "gpt2-tiny", "gpt2", "gpt3-1.3b", "llama-tiny", "llama-3-8b", "mistral-7b", "qwen2.5-0.5b", "qwen3-8b", "pythia-1.4b", "falcon-7b", "phi-2", "phi-3-mini",
+    "gemma-2-2b", "gemma-3-1b", "mixtral-tiny", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-tiny", "deepseek-v2-lite", "bert-base", "vit-b-16", "t5-small",
+)  # fmt: skip
+"""Models of all families, of which one layer (T5: one of each stack) is a block, with embedding and head."""
+
+BLOCKS = (
+    *((name, (4,), 512) for name in SMALL), *((name, (8,), 2048) for name in SMALL),
+    *((name, (2, 2), 512) for name in ("gpt2-tiny", "llama-tiny", "bert-base", "vit-b-16", "t5-small", "gpt2")),
+)  # fmt: skip
+"""(model, mesh, tokens of a sequence)"""
 
 SHARES = (0.03, 0.2, 0.4, 0.6, 0.9)
 """Limits, between the least and the most that a placement keeps."""
@@ -62,11 +71,12 @@ def model_row(name: str, layers: int, mesh: tuple[int, ...], batch: int) -> dict
     return row | {"peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
-def block_rows(name: str, ranks: int, seq: int) -> Iterator[dict[str, object]]:
+def block_rows(name: str, mesh: tuple[int, ...], seq: int) -> Iterator[dict[str, object]]:
     """One block within five limits: ours and branch and bound on all rows."""
     model = load(name, num_layers=1)
     graph = model.graph(8, min(seq, model.max_seq), "bfloat16")
-    trade = problem(graph, ("tp",), (ranks,), pricing_of(("tp",), (ranks,)), num_microbatches=2, in_flight=2).trade()
+    axes = ("dp", "tp")[-len(mesh) :]
+    trade = problem(graph, axes, mesh, pricing_of(axes, mesh), num_microbatches=2, in_flight=2).trade()
     most, least = (trade.read(solve(trade.at(price)).states, price)[1] for price in (0.0, 1e3))
     for share in SHARES:
         limit = least + share * (most - least)
@@ -77,7 +87,7 @@ def block_rows(name: str, ranks: int, seq: int) -> Iterator[dict[str, object]]:
         end = time.process_time()
         assert twin is not None
         yield {
-            "model": name, "ranks": ranks, "seq": seq, "share": share, "time_s": ours.time_s, "milp_time_s": twin.time_s,
+            "model": name, "mesh": mesh, "seq": seq, "share": share, "time_s": ours.time_s, "milp_time_s": twin.time_s,
             "is_equal": math.isclose(ours.time_s, twin.time_s, rel_tol=1e-6), "cpu_s": middle - start, "milp_cpu_s": end - middle,
         }  # fmt: skip
 
@@ -96,21 +106,27 @@ def mixed_rows(name: str, layers: int) -> Iterator[dict[str, object]]:
         yield {"model": name, "layers": layers, "share": share, "time_s": found.placed.time_s, "gap": found.gap, "cpu_s": time.process_time() - start}
 
 
+def write(found: dict[str, list[dict[str, object]]], result: str | None) -> None:
+    """What there is so far, so that a run that is cut short leaves it."""
+    if result:
+        about = {"measured_on": date.today().isoformat(), "load_average": os.getloadavg(), "cores": os.cpu_count()}
+        Path(result).write_text(json.dumps(about | found, indent=1) + "\n")
+
+
 def main(num_blocks: int, models: bool, result: str | None) -> int:
     found: dict[str, list[dict[str, object]]] = {"models": [], "blocks": [], "mixed": []}
     for arguments in MODELS if models else ():
         found["models"].append(model_row(*arguments))
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in found["models"][-1].items()}, flush=True)
-    for arguments in BLOCKS[:: max(1, len(BLOCKS) // num_blocks)][:num_blocks] if num_blocks else ():
-        found["blocks"] += block_rows(*arguments)
+    for of_block in BLOCKS[:: max(1, len(BLOCKS) // num_blocks)][:num_blocks] if num_blocks else ():
+        found["blocks"] += block_rows(*of_block)
         mine = found["blocks"][-len(SHARES) :]
-        print(arguments, f"equal {sum(bool(r['is_equal']) for r in mine)} of {len(mine)}", flush=True)
+        write(found, result)
+        print(of_block, f"equal {sum(bool(r['is_equal']) for r in mine)} of {len(mine)}", flush=True)
     for name in ("gpt2", "llama-3-8b") if models else ():
         found["mixed"] += mixed_rows(name, 32)
         print(name, "gaps", [f"{r['gap']:.3%}" for r in found["mixed"][-len(SHARES) :]], flush=True)
-    if result:
-        about = {"measured_on": date.today().isoformat(), "load_average": os.getloadavg(), "cores": os.cpu_count()}
-        Path(result).write_text(json.dumps(about | found, indent=1) + "\n")
+    write(found, result)
     return sum(not r["is_equal"] for r in found["blocks"])
 
 

@@ -54,7 +54,8 @@ class Stage:
 class Plan:
     """All decisions for one model on one cluster. `batch` is the global batch in samples of `seq` tokens.
 
-    `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers whose forward is run again in the backward. `reboxed`: ("tensor", "node") uses whose
+    `optimizer`: {"name": "adamw", "lr": ..., ...}. `recompute`: the layers, by number, and the nodes, by name, whose forward is run again in the
+    backward: of such a layer what enters it is kept, of such a node its own layer's backward reads what it gives then. `reboxed`: ("tensor", "node") uses whose
     saved value is kept at its hub and boxed again in the backward, instead of kept as the node read it. `layout` is the summary people ask for
     (dp, tp, pp, ...), `predicted` what the simulator said; both inform, nothing reads them to act.
     `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
@@ -76,7 +77,7 @@ class Plan:
     stages: tuple[Stage, ...]
     schedule: str
     num_microbatches: int
-    recompute: tuple[int, ...]
+    recompute: tuple[int | str, ...]
     rules: Mapping[str, tuple[Rule, ...]]
     hubs: Mapping[str, Hub]
     params: Mapping[str, ParamPlacement]
@@ -174,7 +175,7 @@ class Plan:
                 data["model"]["name"], data["model"]["fingerprint"], data["cluster"]["name"], data["cluster"]["fingerprint"],
                 data["batch"], data["seq"], data["dtype"], dict(data["optimizer"]), axes, tuple(data["mesh"].values()),
                 tuple(Stage(s["layers"][0], s["layers"][1], tuple(s["ranks"])) for s in data["stages"]),
-                data["schedule"], data["num_microbatches"], tuple(data["recompute"]),
+                data["schedule"], data["num_microbatches"], tuple(map(_layer_or_node, data["recompute"])),
                 {k: tuple(map(Rule.parse, v)) for k, v in _ungroup(data["rules"])},
                 {k: Hub(*map(nd, v)) for k, v in _ungroup(data["hubs"])},
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
@@ -190,6 +191,13 @@ _FIELDS: Mapping[str, type] = {
     "model": dict, "cluster": dict, "batch": int, "seq": int, "dtype": str, "optimizer": dict, "layout": dict, "predicted": dict, "mesh": dict, "stages": list,
     "schedule": str, "num_microbatches": int, "recompute": list, "params": dict, "rules": dict, "hubs": dict, "reboxed": list,
 }  # fmt: skip
+
+
+def _layer_or_node(value: Any) -> int | str:
+    if type(value) not in (int, str):
+        raise ValueError(f"recompute names {value!r}, neither the number of a layer nor the name of an operator")
+    found: int | str = value
+    return found
 
 
 def _check_fields(data: Mapping[str, Any]) -> None:

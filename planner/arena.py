@@ -80,7 +80,7 @@ def register_lives(registers: Iterable[Register], actors: Iterable[Actor], passe
     lives: dict[str, Life] = {}
     for register in registers:
         source, users = writer.get(register.name), readers.get(register.name, [])
-        if register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
+        if register.offsets or register.credits != 1 or register.memory == "input" or source is None or source.name not in after:
             continue
         if register.clock == "step" and not (register.memory == "buffer" and _is_end(passes[source.name])):
             continue

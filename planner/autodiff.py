@@ -52,10 +52,11 @@ def scale_loss(graph: Graph, num_microbatches: int) -> Graph:
     return replace(graph, nodes=nodes)
 
 
-def backward(graph: Graph, recompute: Collection[int] = ()) -> Joint:
+def backward(graph: Graph, recompute: Collection[int | str] = ()) -> Joint:
     """Forward and backward of `graph`, whose output is the scalar loss; of several outputs, their sum.
 
-    The forward nodes of the layers in `recompute` run again just before the backward of their layer, from the tensors that enter the layer.
+    The forward nodes of the layers in `recompute` run again just before the backward of their layer, from the tensors that enter the layer. A node that is
+    named there runs again just before the first in its layer's backward that reads what it gives; other layers read what the forward has kept.
     Raises GraphError when an output that the loss depends on has no gradient operator.
     """
     return _Backward(graph, frozenset(recompute)).run()
@@ -64,7 +65,7 @@ def backward(graph: Graph, recompute: Collection[int] = ()) -> Joint:
 class _Backward:
     """The backward under way: `pending` holds the cotangent of a tensor as far as it is summed, `again` the recomputed tensor that stands for a forward one."""
 
-    def __init__(self, graph: Graph, recompute: frozenset[int]) -> None:
+    def __init__(self, graph: Graph, recompute: frozenset[int | str]) -> None:
         self.graph = graph
         self.recompute = recompute
         self.build = Builder("", base=graph)
@@ -126,7 +127,7 @@ class _Backward:
     def _operand(self, node: Node, op: Op, names: Mapping[str, str], name: str) -> str:
         """The tensor that a gradient operator reads under this name: a forward operand, kept or recomputed, or a cotangent."""
         if name in names:
-            return self.again.get(names[name], names[name])
+            return self._forward(node, names[name])
         tensor = names[name[1:]]
         if tensor not in self.pending:
             raise GraphError(f"node `{node.name}`: the gradient of {op.sentence} needs the cotangent of `{tensor}`, which nothing uses")
@@ -146,6 +147,23 @@ class _Backward:
             self.stands_for[total] = tensor
             self.pending[tensor] = total
 
+    def _forward(self, reader: Node, tensor: str) -> str:
+        """What the backward of a node reads for a forward tensor: the recomputed one where its producer, of the same layer, runs again; else the kept one."""
+        producer = self.graph.producer(tensor)
+        if producer is None or producer.layer != reader.layer:
+            return tensor
+        if tensor not in self.again and producer.name in self.recompute:
+            self._copy(producer)
+        return self.again.get(tensor, tensor)
+
+    def _copy(self, node: Node) -> None:
+        """Runs a forward node again, and before it whatever it reads that runs again."""
+        reads = [self._forward(node, t) for t in node.inputs]
+        outputs = [t + RECOMPUTED for t in node.outputs]
+        self.build.node(node.op, reads, name=node.name + RECOMPUTED, outputs=outputs, attrs=node.attrs, layer=node.layer, phase="R", origin=node.name)
+        self.again.update(zip(node.outputs, outputs, strict=True))
+        self.stands_for.update(zip(outputs, node.outputs, strict=True))
+
     def _run_again(self, layer: int) -> None:
         """Copies the forward nodes of a layer that its backward reads from, directly or through other copies."""
         self.done_layers.add(layer)
@@ -161,11 +179,7 @@ class _Backward:
                 needed |= {t for t in n.inputs if t in made}
         for n in inside:
             if any(t in needed for t in n.outputs):
-                outputs = [t + RECOMPUTED for t in n.outputs]
-                reads = [self.again.get(t, t) for t in n.inputs]
-                self.build.node(n.op, reads, name=n.name + RECOMPUTED, outputs=outputs, attrs=n.attrs, layer=layer, phase="R", origin=n.name)
-                self.again.update(zip(n.outputs, outputs, strict=True))
-                self.stands_for.update(zip(outputs, n.outputs, strict=True))
+                self._copy(n)
 
 
 def _differentiable(graph: Graph) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ir.graph import Graph
@@ -76,8 +76,8 @@ class Bounds:
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
     def guess_s(self, c: Candidate) -> float:
-        """The kernels as they are uncut, two all-reduces a block and direction, half of the gradients' reduction, the gathering of parameters that do not fit.
-        No bound, no promise.
+        """The kernels as they are uncut, two all-reduces a block and direction (or every rank doing all, where that is faster), half of the gradients'
+        reduction, the gathering of parameters that do not fit. No bound, no promise.
         """
         graph = self.graph(1)
         stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
@@ -88,7 +88,10 @@ class Bounds:
         held, group = spread / (c.tp * c.pp), tuple(range(0, c.stage_ranks, c.tp))
         reduce_s = self.cost.collective_s("all_reduce", held * max(4, DTYPE_BYTES[self.dtype]), group)
         passes = c.num_microbatches + c.pp - 1
-        computed_s = self._pipeline_s(c, floor=False) + (tensor_s + self._experts_s(c) + self._context_s(c)) / c.pp * passes
+        computed_s = self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes
+        if c.tp > 1:
+            computed_s = min(computed_s, self._pipeline_s(replace(c, tp=1), floor=False))
+        computed_s += (self._experts_s(c) + self._context_s(c)) / c.pp * passes
         if held * (DTYPE_BYTES[self.dtype] + 4) < GATHERED * self.cost.cluster.devices[0].usable_bytes:
             return computed_s + 0.5 * reduce_s
         # parameters and gradients do not fit unless they are split: gathered there and back, reduced, in every microbatch

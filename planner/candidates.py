@@ -32,6 +32,12 @@ PIECES = (2, 4, 8)
 MESH_AXES = ("dp", "ep", "cp", "tp")
 """The axes of a stage's mesh, outer first; `ep` only where experts, `cp` only where sequences are split over it."""
 
+FARTHEST = 4
+"""Times as many microbatches as are asked for, or as there are ranks, among which legal numbers are looked for."""
+
+NEAREST = 4
+"""Legal numbers that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -100,8 +106,8 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     _check_pieces(out, graph, table)
-    if out.get("recompute", "none") not in ("none", "full"):
-        raise PlanError(f"--fix recompute={out['recompute']}: legal are none and full")
+    if out.get("recompute", "none") not in RECOMPUTES:
+        raise PlanError(f"--fix recompute={out['recompute']}: legal are none, selective (the search decides of each operator) and full (whole layers)")
     if out.get("zero", 0) not in (0, 1, 2, 3):
         raise PlanError(f"--fix zero={out['zero']}: legal are 0, 1, 2 and 3")
     _check_product(out, num_devices)
@@ -289,6 +295,9 @@ def _check_batch(fix: Mapping[str, Any], batch: int) -> None:
         raise PlanError(f"batch {batch} is not divisible by {unit} ({told}); batches near it that are: {', '.join(map(str, near))}")
 
 
+RECOMPUTES = ("none", "selective", "full")
+"""What runs again in the backward: nothing, the operators that the search chooses at its price of memory, or all layers but the embedding and the head."""
+
 WIDTHS = (2, 3, 4, 5, 6, 8)
 """Stages a rank that are tried under schedules that leave their number free."""
 
@@ -318,7 +327,7 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             vpp = fix.get("vpp", 1) if name in OWN else schedule(name).num_chunks(fix.get("vpp", 1))
             if not (pp * vpp <= blocks or ("stages" in fix and pp * vpp <= blocks + 2)) or not _is_legal(name, pp, num_microbatches, vpp, fix):
                 continue
-            recomputes = [fix["recompute"]] if "recompute" in fix else ["none", "full"]
+            recomputes = [fix["recompute"]] if "recompute" in fix else RECOMPUTES
             ways = itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph), contexts(fix, graph, cp, tp))
             for recompute, ep, pieces, context in ways:
                 if splits_experts(fix.get("ep", ep), ep, tp) is not None and not (pieces and cp > 1):
@@ -331,8 +340,20 @@ def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph)
     first = next(candidates({k: v for k, v in fix.items() if k not in ("schedule", "seq_chunks")}, num_devices, batch, graph), None)
     if first is None or name in ("", *OWN):
         return ""
-    refused = schedule(name).refuse(first.pp, first.num_microbatches, schedule(name).num_chunks(fix.get("vpp", 1)))
-    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}" if refused else ""
+    known = schedule(name)
+    num_chunks = known.num_chunks(fix.get("vpp", 1))
+    refused = known.refuse(first.pp, first.num_microbatches, num_chunks)
+    if not refused:
+        return ""
+    legal = [n for n in range(1, FARTHEST * max(first.pp, first.num_microbatches) + 1) if not known.refuse(first.pp, n, num_chunks)]
+    near = sorted(sorted(legal, key=lambda n: (abs(n - first.num_microbatches), n))[:NEAREST])
+    batches = ", ".join(str(n * first.dp * first.mbs) for n in near)
+    told = (
+        f"; legal near it are {', '.join(map(str, near))} microbatches, with mbs={first.mbs} and dp={first.dp} a batch of {batches}"
+        if near and "legal" not in refused
+        else ""
+    )
+    return f"; {name} cannot run {first.num_microbatches} microbatches on pp = {first.pp} ranks: {refused}{told}"
 
 
 def _pieces(name: str, fix: Mapping[str, Any], graph: Graph) -> Sequence[int]:

@@ -70,8 +70,12 @@ def _check_stages(graph: Graph, plan: Plan) -> None:
         spans = [(s.first, s.last) for s in plan.stages]
         raise PlanError(f"stages {spans} must follow one another and cover layers 0 to {graph.num_layers} of `{graph.name}`, one or more each")
     _check_copies(graph, plan)
-    if any(not 0 <= layer < graph.num_layers for layer in plan.recompute):
-        raise PlanError(f"recompute names layers {plan.recompute}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+    layers = tuple(layer for layer in plan.recompute if not isinstance(layer, str))
+    if any(not 0 <= layer < graph.num_layers for layer in layers):
+        raise PlanError(f"recompute names layers {layers}; `{graph.name}` has layers 0 to {graph.num_layers - 1}")
+    unknown = [name for name in plan.recompute if isinstance(name, str) and name not in graph.node]
+    if unknown:
+        raise PlanError(f"recompute names operators {', '.join(unknown[:3])}, which `{graph.name}` does not have; it was made for another model: plan again")
 
 
 def _check_copies(graph: Graph, plan: Plan) -> None:

@@ -28,6 +28,9 @@ from planner.tables import Tables
 MICROBATCHES = 2
 """That a draft is lowered with: what a transfer fills while it is still read needs a second one to show."""
 
+EXPOSED = 0.25
+"""The share of the communication of parameters and gradients that counts where they are placed: most of it hides behind the backward."""
+
 
 @dataclass(frozen=True)
 class Drafts:
@@ -47,13 +50,14 @@ class Drafts:
 
     # ---- placements --------------------------------------------------------------------------------------------------------------------------------
 
-    def place(self, c: Candidate, price: float, graph: Graph) -> Placed:
+    def place(self, c: Candidate, price: float, graph: Graph, exposed: float) -> Placed:
         """The cheapest placement of a graph of the candidate's microbatch at this price of memory, in steps per filling of the device."""
         mesh = self.mesh(c)
         return search(
             graph, mesh.axes, mesh.shape, self.pricing(mesh), tables=self.tables(mesh), num_microbatches=c.num_microbatches,
             memory_price=price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes, in_flight=self.in_flight(c) if price else 1,
-            recompute=block_layers(graph) if c.recompute == "full" else (), optimizer=self.optimizer, space=self.space(graph, mesh, c.context),
+            recompute=block_layers(graph) if c.recompute == "full" else (), selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(graph, mesh, c.context), exposed=exposed,
         )  # fmt: skip
 
     def mesh(self, c: Candidate) -> Mesh:
@@ -76,7 +80,7 @@ class Drafts:
         size = c.stage_ranks
         return tuple(range(site * size, (site + 1) * size))
 
-    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int, ...]) -> Plan:
+    def _plan(self, c: Candidate, placed: Placed, stages: tuple[Stage, ...], num_microbatches: int, recompute: tuple[int | str, ...]) -> Plan:
         model, mesh = self.bounds.model, self.mesh(c)
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
@@ -86,14 +90,14 @@ class Drafts:
 
     # ---- stages ------------------------------------------------------------------------------------------------------------------------------------
 
-    def pipeline(self, c: Candidate, price: float, splits: bool) -> Pipeline:
-        """The candidate's stages, priced. `splits`: whether its weight gradients are held back."""
+    def pipeline(self, c: Candidate, price: float, splits: bool, exposed: float = EXPOSED) -> Pipeline:
+        """The candidate's stages, priced. `splits`: whether its weight gradients are held back; `exposed`: see `planner.placement`."""
         cuts = self.bounds.stages(c.pp, c.vpp, c.schedule)
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows)
         rank = tuple(chosen.rank_of(i, c.pp) for i in range(len(cuts)))
         folded = fold_stages(self._chain(c).classes, cuts)
-        costs = self._kinds(c, price, splits, folded)
-        shorter = costs if folded.is_whole else self._kinds(c, price, splits, folded, shorter=True)
+        costs = self._kinds(c, (price, exposed), splits, folded)
+        shorter = costs if folded.is_whole else self._kinds(c, (price, exposed), splits, folded, shorter=True)
         stages = tuple(lengthened(costs[k], shorter[k], extra) for k, extra in zip(folded.kind, folded.extra, strict=True))
         first = tuple(self._ranks(c, site)[0] for site in range(c.pp))
         hops = tuple(self.bounds.cost.p2p_s(s["sent"], first[a], first[b]) if a != b else 0.0 for s, a, b in zip(stages, rank, rank[1:], strict=False))
@@ -111,10 +115,11 @@ class Drafts:
             self._graphs[key] = self._chain(c).shortened(kept)
         return self._graphs[key]
 
-    def _kinds(self, c: Candidate, price: float, splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
-        """The cost of one stage of each kind."""
-        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, c.recompute, folded.kinds)
-        placed = self._placement(c, price, self._graph(c, folded.layers()), where)
+    def _kinds(self, c: Candidate, weights: tuple[float, float], splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
+        """The cost of one stage of each kind. `weights`: the price of memory and the exposed share."""
+        recompute = c.recompute if weights[0] or c.recompute == "full" else "none"
+        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, recompute, folded.kinds)
+        placed = self._placement(c, weights, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
             graph = self._graph(c, folded.layers(shorter))
@@ -123,11 +128,11 @@ class Drafts:
             self._costs[key] = stage_costs(program, self.bounds.cost, graph, [(s.ranks[0], (s.first, s.last)) for s in stages])
         return self._costs[key]
 
-    def _placement(self, c: Candidate, price: float, graph: Graph, where: tuple[Any, ...]) -> int:
-        """The number of the draft's placement: two prices that lead to the same decisions share all that follows from them."""
-        key = (*where, price, self.in_flight(c) if price else 1)
+    def _placement(self, c: Candidate, weights: tuple[float, float], graph: Graph, where: tuple[Any, ...]) -> int:
+        """The number of the draft's placement: two weights that lead to the same decisions share all that follows from them."""
+        key = (*where, *weights, self.in_flight(c) if weights[0] else 1)
         if key not in self._numbers:
-            placed = self.place(c, price, graph)
+            placed = self.place(c, weights[0], graph, weights[1])
             same = (n for k, n in self._numbers.items() if k[: len(where)] == where and _decides(self._placed[n]) == _decides(placed))
             self._numbers[key] = next(same, len(self._placed))
             if self._numbers[key] == len(self._placed):
@@ -138,13 +143,19 @@ class Drafts:
         """One rank of each stage, its microbatches one after another."""
         num_microbatches = min(MICROBATCHES, c.num_microbatches)
         rows = _serial([s.ranks for s in stages], num_microbatches, splits)
-        recompute = block_layers(graph) if c.recompute == "full" else ()
+        # layers by number in a graph that may be shorter than the one that was placed
+        recompute = block_layers(graph) if c.recompute == "full" else placed.recompute
         plan = self._plan(c, placed, stages, num_microbatches, recompute)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
 
 
+def decides_reruns(c: Candidate, price: float) -> bool:
+    """Whether the search is to decide which operators run again: where memory has no price none is worth it."""
+    return c.recompute == "selective" and price > 0
+
+
 def _decides(placed: Placed) -> tuple[Any, ...]:
-    return placed.rules, placed.hubs, placed.params, placed.reboxed
+    return placed.rules, placed.hubs, placed.params, placed.reboxed, placed.recompute
 
 
 def _serial(sites: list[tuple[int, ...]], num_microbatches: int, splits: bool) -> Orders:

@@ -16,7 +16,7 @@ from ir.units import GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
 from planner.context import AXIS, context_space
-from planner.drafts import Drafts
+from planner.drafts import EXPOSED, Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
 from planner.foretell import foretell
@@ -36,11 +36,20 @@ from simulator.cost import CostModel
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
 
-EXPOSED = 0.25
-"""The other share of the communication of parameters and gradients that is tried as exposed: most of it hides where the backward is long."""
+PRICES = (0.0, 0.03, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Prices of memory among which the lowest is sought at which a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
 
-PRICES = (0.0, 0.03, 1.0, 30.0)
-"""Prices of memory that are tried until a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+SLACK = 0.15
+"""Share of its time that a draft at no price of memory may be slower than one at the best price: whatever is slower than what is known by more is left."""
+
+NOTHING = 0.003
+"""Share of a step below which a lower price of memory gains nothing."""
+
+RERUN_PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 30.0)
+"""The same where single operators may run again: activation functions, norms, attention and products are worth it one after the other."""
+
+HALVINGS = 3
+"""Of the ratio of the last two prices, where single operators may run again."""
 
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
@@ -49,7 +58,7 @@ QUICK = Effort(passes=1_500_000, prove=0)
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """A candidate at the lowest price of memory at which it fits: what a step takes by its draft, a bound, what its
-    busiest rank takes without waiting, its memory; orders where the schedule has its own.
+    busiest rank takes without waiting, its memory; orders where the schedule has its own; the share of communication that its placement takes for exposed.
     """
 
     candidate: Candidate
@@ -59,6 +68,7 @@ class Evaluated:
     busy_s: float
     memory: Ledger
     orders: tuple[str, ...] = ()
+    exposed: float = EXPOSED
 
     def fits(self, memory_fraction: float) -> bool:
         """Whether it fills at most this share of the usable memory."""
@@ -93,43 +103,59 @@ class Evaluator:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
         return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
-    @property
-    def prices(self) -> tuple[float, ...]:
+    def prices(self, c: Candidate) -> tuple[float, ...]:
+        if c.recompute == "selective":
+            return RERUN_PRICES
         return PRICES if "zero" not in self.fix else PRICES[:1]
 
-    def evaluate(self, c: Candidate) -> Evaluated:
-        """The cheapest draft of the candidate that fits; the smallest one where none does.
+    def evaluate(self, c: Candidate, known_s: float = math.inf) -> Evaluated:
+        """The cheapest draft of the candidate that fits; the smallest one where none does, or one that is slower than `known_s` by far.
 
-        The highest price is asked second: where even that does not fit, those between need not be.
+        The highest price is asked second: where even that does not fit, or costs nothing, those between need not be.
         """
-        free, *dearer = self.prices
-        first = self.evaluate_at(c, free)
-        if first.fits(self.memory_fraction) or not dearer:
+        prices = self.prices(c)
+        first = self.evaluate_at(c, prices[0])
+        if first.fits(self.memory_fraction) or len(prices) == 1 or first.estimate_s * (1 - SLACK) > known_s:
             return first
-        tightest = self.evaluate_at(c, dearer.pop())
-        if not tightest.fits(self.memory_fraction):
-            return min(first, tightest, key=lambda e: e.memory.peak_bytes)
-        between = (self.evaluate_at(c, price) for price in dearer)
-        return next((e for e in between if e.fits(self.memory_fraction)), tightest)
+        best = self.evaluate_at(c, prices[-1])
+        if not best.fits(self.memory_fraction):
+            return min(first, best, key=lambda e: e.memory.peak_bytes)
+        low, high = 0, len(prices) - 1
+        while high - low > 1 and best.estimate_s > first.estimate_s * (1 + NOTHING):
+            middle = (low + high) // 2
+            this = self.evaluate_at(c, prices[middle])
+            low, high = (low, middle) if this.fits(self.memory_fraction) else (middle, high)
+            best = this if high == middle and this.estimate_s < best.estimate_s else best
+        return self._halved(c, prices[low], best)
 
-    def evaluate_at(self, c: Candidate, price: float) -> Evaluated:
+    def _halved(self, c: Candidate, below: float, fitting: Evaluated) -> Evaluated:
+        """Where single operators may run again: at the lowest price that fits, as far as some halvings find it, so that no more run again than need be."""
+        for _ in range(HALVINGS if below and c.recompute == "selective" else 0):
+            middle = self.evaluate_at(c, math.sqrt(below * fitting.price))
+            if middle.fits(self.memory_fraction):
+                fitting = middle
+            else:
+                below = middle.price
+        return fitting
+
+    def evaluate_at(self, c: Candidate, price: float, exposed: float = EXPOSED) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows, c.pieces)
         if c.pieces or chosen.copies * chosen.pieces > 1:
-            return self._whole_at(c, price)
+            return self._whole_at(c, price, exposed)
         if c.schedule in OWN:
-            pipeline = self.drafts.pipeline(c, price, splits=True)
+            pipeline = self.drafts.pipeline(c, price, True, exposed)
             rows = self.bounds.rows or rows_of(self._auto(pipeline))
             step = pipeline.step(c.schedule, tuple(tuple(map(Slot.parse, row.split())) for row in rows))
-            return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows)
-        step = self.drafts.pipeline(c, price, chosen.splits).step(c.schedule)
-        return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory)
+            return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows, exposed)
+        step = self.drafts.pipeline(c, price, chosen.splits, exposed).step(c.schedule)
+        return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, (), exposed)
 
-    def _whole_at(self, c: Candidate, price: float) -> Evaluated:
-        plan = self.plan(c, price)
+    def _whole_at(self, c: Candidate, price: float, exposed: float) -> Evaluated:
+        plan = self.plan(c, price, (), exposed)
         program = write(joint_graph(self.bounds.graph(plan.microbatch), plan), plan, representatives(plan, self.cluster))
         bound_s = estimate(program, self.cost)
-        return Evaluated(c, price, bound_s, bound_s, bound_s, ledger(program, cluster=self.cluster))
+        return Evaluated(c, price, bound_s, bound_s, bound_s, ledger(program, cluster=self.cluster), (), exposed)
 
     def _auto(self, pipeline: Pipeline) -> Orders:
         """The best orders for the stages' own times and for what memory the rest of them leaves to activations."""
@@ -139,7 +165,7 @@ class Evaluator:
 
     # ---- whole plans -----------------------------------------------------------------------------------------------------------------------------------
 
-    def plan(self, c: Candidate, price: float = 0.0, orders: tuple[str, ...] = (), exposed: float = 1.0) -> Plan:
+    def plan(self, c: Candidate, price: float = 0.0, orders: tuple[str, ...] = (), exposed: float = EXPOSED) -> Plan:
         """The candidate with the cheapest placement of all its layers at this price of memory, in steps per filling of the device, and with this share of
         communication exposed; `orders` of its own.
         """
@@ -155,7 +181,8 @@ class Evaluator:
         placed = search(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
             memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=in_flight, recompute=recompute, optimizer=self.optimizer, space=self.space(piece, mesh, c.context), exposed=exposed,
+            in_flight=in_flight, recompute=recompute, selective=decides_reruns(c, price), optimizer=self.optimizer,
+            space=self.space(piece, mesh, c.context), exposed=exposed,
         )  # fmt: skip
         rows = orders or self.bounds.rows
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
@@ -165,7 +192,7 @@ class Evaluator:
         )
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
-            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, recompute, placed.rules, placed.hubs, placed.params,
+            dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
@@ -189,7 +216,7 @@ class Evaluator:
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""
-        dearer = [price for price in self.prices if price > e.price] if e.fits(self.memory_fraction) else []
+        dearer = [price for price in self.prices(e.candidate) if price > e.price] if e.fits(self.memory_fraction) else []
         plans = []
         for price in (e.price, *dearer):
             plans.append(self._foretold(e, price))
@@ -198,14 +225,8 @@ class Evaluator:
         return min(plans, key=lambda p: p.predicted["peak_gib"])
 
     def _foretold(self, e: Evaluated, price: float) -> Plan:
-        """The plan at this price, simulated; where another share of exposed communication places it otherwise, the faster of the two that fit."""
-        plan = self.plan(e.candidate, price, e.orders)
-        mine = replace(plan, predicted=foretell(self.bounds.model, self.cost, plan))
-        other = self.plan(e.candidate, price, e.orders, EXPOSED) if e.candidate.dp * e.candidate.cp > 1 else plan
-        if (other.rules, other.params) == (plan.rules, plan.params):
-            return mine
-        other = replace(other, predicted=foretell(self.bounds.model, self.cost, other))
-        return min((mine, other), key=lambda p: (not self._has_room(p), p.predicted["step_s"]))
+        plan = self.plan(e.candidate, price, e.orders, e.exposed)
+        return replace(plan, predicted=foretell(self.bounds.model, self.cost, plan))
 
     def _has_room(self, plan: Plan) -> bool:
         return bool(plan.predicted["peak_gib"] * GIB <= self.memory_fraction * self.cluster.devices[0].usable_bytes)

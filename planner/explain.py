@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from planner.lower import lower, representatives
 from planner.reasons import PARTS, binds, largest_difference
 from planner.search import evaluate_fixed
 from planner.summary import metrics
-from planner.words import parameters, placements, ways_as_lines
+from planner.words import parameters, pattern, placements, ways_as_lines
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from simulator.memory import ledger
@@ -50,7 +51,7 @@ def explain(
     found_reshards = reshards.reshards(program, cost)
     document: dict[str, Any] = {
         "layout": dict(plan.layout), "step_s": found["step_s"], "breakdown": found["breakdown"], "binds": binds(found), "peak_gib": found["peak_gib"],
-        "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "parameters": parameters(plan),
+        "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "parameters": parameters(plan), "recompute": _reruns(plan),
         "reshards": [r.to_json() for r in found_reshards], "if": _what_if(cluster, program, found["step_s"]),
     }  # fmt: skip
     lines = _lines(document, found_reshards)
@@ -65,6 +66,12 @@ def explain(
         document["why_not"] = other = _why_not(model, cluster, plan, found, why_not)
         lines += ["", f"Why not {', '.join(f'{k}={v}' for k, v in why_not.items())}? {other['why']}"]
     return Explanation(document, "\n".join(lines))
+
+
+def _reruns(plan: Plan) -> list[dict[str, Any]]:
+    """What runs again in the backward, alike ones once: operators by the pattern of their names, and how many; whole layers together."""
+    found = Counter("whole layers" if isinstance(what, int) else pattern(what) for what in plan.recompute)
+    return [{"what": what, "count": count} for what, count in found.items()]
 
 
 # ---- what would change it --------------------------------------------------------------------------------------------------------------------------------
@@ -118,6 +125,8 @@ def _lines(document: Mapping[str, Any], moved: Sequence[reshards.Reshard]) -> li
     lines += [f"  {PARTS[k]:<34} {seconds(v):>10}  {v / document['step_s']:>6.1%}" for k, v in document["breakdown"].items()]
     lines += ways_as_lines(document["placements"], "")
     lines += ways_as_lines(document["parameters"], ", parameters")
+    if document["recompute"]:
+        lines += ["", "runs again in the backward: " + ", ".join(f"{row['what']} ({row['count']})" for row in document["recompute"])]
     if document["comm"]:
         lines += ["", "communication a step:"]
         lines += [

@@ -25,20 +25,25 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """`differentiable`: values with a cotangent. `rerun`: nodes whose forward runs again. `again`: (node, operand) whose operand is boxed again for that.
+    """`differentiable`: values with a cotangent. `rerun`: nodes whose forward runs again. `open`: nodes of which a search may decide that.
 
-    `saved`: for each tensor the (node, operand) uses, ("", -1) for its own producer, whose gradients or re-runs read it from what the forward kept.
+    `again`: (node, operand) of recomputed layers whose operand is boxed again for that. `saved`: for each tensor the (node, operand) uses, ("", -1) for its own
+    producer, whose gradients or re-runs read it, or may, from what the forward kept.
     """
 
     node: Mapping[str, NodeFacts]
     differentiable: frozenset[str]
     rerun: frozenset[str]
+    open: frozenset[str]
     again: frozenset[tuple[str, int]]
     saved: Mapping[str, tuple[tuple[str, int], ...]]
 
 
-def analyse(graph: Graph, recompute: Sequence[int] = ()) -> Facts:
-    """The facts of a forward graph whose layers in `recompute` keep only what enters them."""
+def analyse(graph: Graph, recompute: Sequence[int | str] = (), selective: bool = False) -> Facts:
+    """The facts of a forward graph whose layers in `recompute` keep only what enters them, and whose nodes named there run again for their own layer.
+
+    `selective`: of every other node that could serve its layer so, that is open.
+    """
     requires = _requires(graph)
     receives = set(graph.outputs)
     known: dict[tuple[str, tuple[int, ...], tuple[bool, ...]], NodeFacts] = {}
@@ -52,11 +57,14 @@ def analyse(graph: Graph, recompute: Sequence[int] = ()) -> Facts:
             known[key] = _node_facts(op, wanted)
         nodes[n.name] = known[key]
         receives.update(t for t, carried in zip(n.inputs, known[key].carries, strict=True) if carried)
-    layers = frozenset(recompute)
-    rerun = _rerun(graph, nodes, layers)
+    layers = frozenset(layer for layer in recompute if isinstance(layer, int))
+    named = frozenset(name for name in recompute if isinstance(name, str))
+    rerun = _rerun(graph, nodes, layers, named)
+    possible = _rerun(graph, nodes, frozenset(range(graph.num_layers)), frozenset()) if selective else frozenset()
+    free = frozenset(n.name for n in graph.nodes if n.name in possible and n.layer not in layers and n.name not in named)
     again = frozenset((n.name, i) for n in graph.nodes if n.layer in layers for i in range(len(n.inputs)) if n.name in rerun or i in nodes[n.name].reads_inputs)
     values = {t for n in graph.nodes for t in n.outputs}
-    return Facts(nodes, frozenset(receives & requires & values), rerun, again, _saved(graph, nodes, layers, again))
+    return Facts(nodes, frozenset(receives & requires & values), rerun, free, again, _saved(graph, nodes, layers, again, rerun, free))
 
 
 def uneven_labels(graph: Graph, facts: Facts, labels: frozenset[str]) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]]:
@@ -118,15 +126,13 @@ def _node_facts(op: Op, wanted: tuple[bool, ...]) -> NodeFacts:
     return NodeFacts(op, tuple(carries), tuple(run), tuple(sorted(ins)), tuple(sorted(outs)))
 
 
-def _rerun(graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int]) -> frozenset[str]:
-    """Nodes of recomputed layers on whose outputs a gradient operator of the same layer depends; what enters a layer is kept and asks for nothing."""
+def _rerun(graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int], named: frozenset[str]) -> frozenset[str]:
+    """Nodes of recomputed layers, or named, on whose outputs a gradient operator of the same layer depends; what enters a layer is kept."""
     needed: set[tuple[int, str]] = set()
     found: set[str] = set()
     for n in reversed(graph.nodes):
-        if n.layer not in layers:
-            continue
         facts = nodes[n.name]
-        if facts.reads_outputs or any((n.layer, t) in needed for t in n.outputs):
+        if (n.layer in layers or n.name in named) and (facts.reads_outputs or any((n.layer, t) in needed for t in n.outputs)):
             found.add(n.name)
             needed.update((n.layer, t) for t in n.inputs)
         needed.update((n.layer, n.inputs[i]) for i in facts.reads_inputs)
@@ -134,23 +140,23 @@ def _rerun(graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int])
 
 
 def _saved(
-    graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int], again: frozenset[tuple[str, int]]
+    graph: Graph, nodes: Mapping[str, NodeFacts], layers: frozenset[int], again: frozenset[tuple[str, int]], rerun: frozenset[str], free: frozenset[str]
 ) -> dict[str, tuple[tuple[str, int], ...]]:  # fmt: skip
     found: dict[str, list[tuple[str, int]]] = {t: [] for n in graph.nodes for t in n.outputs}
     for n in graph.nodes:
-        facts = nodes[n.name]
+        facts, runs = nodes[n.name], n.name in rerun or n.name in free
         for i, t in enumerate(n.inputs):
-            if t in found and _reads_kept(graph, n, t, layers, i in facts.reads_inputs, (n.name, i) in again):
+            if t in found and _reads_kept(graph, n, t, layers, rerun, (n.name, i) in again if n.layer in layers else runs or i in facts.reads_inputs):
                 found[t].append((n.name, i))
-        if n.layer not in layers:
+        if n.layer not in layers and n.name not in rerun:
             for j in facts.reads_outputs:
                 found[n.outputs[j]].append(("", j))
     return {t: tuple(uses) for t, uses in found.items()}
 
 
-def _reads_kept(graph: Graph, n: Node, tensor: str, layers: frozenset[int], read: bool, again: bool) -> bool:
-    """Whether this use reads the tensor, after the forward, from what was kept of it: everywhere, or at the boundary of a recomputed layer."""
-    if n.layer not in layers:
-        return read
+def _reads_kept(graph: Graph, n: Node, tensor: str, layers: frozenset[int], rerun: frozenset[str], read: bool) -> bool:
+    """Whether a use that is read after the forward reads what was kept of the tensor: not what its own layer makes again."""
     producer = graph.producer(tensor)
-    return again and producer is not None and producer.layer != n.layer
+    if not read or producer is None:
+        return False
+    return producer.layer != n.layer or not (n.layer in layers or producer.name in rerun)

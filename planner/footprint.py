@@ -11,7 +11,7 @@ from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
-from planner.orders import OWN, is_plain
+from planner.orders import OWN, is_plain, kept
 from planner.schedules import schedule
 
 
@@ -21,12 +21,12 @@ class Footprint:
 
     bounds: Bounds
     optimizer: Mapping[str, Any]
-    _saved: dict[bool, Sequence[float]] = field(default_factory=dict)
+    _saved: dict[str, Sequence[float]] = field(default_factory=dict)
     _state: list[float] = field(default_factory=list)
 
     def least_bytes(self, c: Candidate) -> float:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
-        state, saved = self.state(), self.saved(c.recompute == "full")
+        state, saved = self.state(), self.saved(c.recompute)
         num_samples = c.mbs * c.dp
         stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
@@ -34,6 +34,12 @@ class Footprint:
         held = self._held(c, [sum(state[a:b]) for a, b in stages])
         needs = (h + n * num_samples * sum(saved[a:b]) for h, n, (a, b) in zip(held, stashes, stages, strict=True))
         return max(needs) / c.stage_ranks
+
+    def even_bytes(self, c: Candidate) -> float:
+        """Bytes of a rank if all of them had the same share, of what the schedule keeps on its first rank as well: no bound, an order."""
+        state, saved = sum(self.state()), sum(self.saved(c.recompute))
+        num_kept = kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces)
+        return (state + num_kept * c.mbs * c.dp * saved) / (c.pp * c.stage_ranks)
 
     @staticmethod
     def _held(c: Candidate, stages: Sequence[float]) -> Sequence[float]:
@@ -44,16 +50,22 @@ class Footprint:
         ranks = [chosen.rank_of(i, c.pp) for i in range(len(stages) * chosen.copies)]
         return [sum(stages[i % len(stages)] for i, r in enumerate(ranks) if r == rank) for rank in ranks[: len(stages)]]
 
-    def saved(self, recompute: bool) -> Sequence[float]:
-        """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward."""
+    def saved(self, recompute: str) -> Sequence[float]:
+        """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward; of selective recompute at least."""
         if recompute not in self._saved:
             one, two = (self.bounds.graph(num_samples) for num_samples in (1, 2))
-            facts = analyse(one, block_layers(one) if recompute else ())
+            facts = analyse(one, block_layers(one) if recompute == "full" else ())
             out = [0.0] * one.num_layers
+
+            def keeps(tensor: str, layer: int) -> bool:
+                # what a gradient of another layer reads is never made again for it
+                uses = facts.saved[tensor]
+                return any(name and one.node[name].layer != layer for name, _ in uses) if recompute == "selective" else bool(uses)
+
             for n in one.nodes:
                 if one.op(n).copies:
                     continue  # whoever reads the copy reads the original
-                out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if facts.saved[t])
+                out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if keeps(t, n.layer))
             self._saved[recompute] = out
         return self._saved[recompute]
 

@@ -93,7 +93,7 @@ class _Folding:
         again = set(plan.recompute)
         short = replace(
             plan, batch=plan.microbatch * num_microbatches, num_microbatches=num_microbatches, stages=_shorter(plan.stages, removed),
-            recompute=tuple(i for i, layer in enumerate(kept) if layer in again),
+            recompute=(*(i for i, layer in enumerate(kept) if layer in again), *(n.name for n in graph.nodes if n.name in again)),
         )  # fmt: skip
         program = write(joint_graph(graph, short), short, representatives(plan, self.cost.cluster))
         told = figures(program, self.cost)
@@ -101,14 +101,22 @@ class _Folding:
 
 
 def _held(program: Program) -> Mapping[int, Mapping[str, float]]:
-    """Bytes by rank and class, what passes share as a class of its own: whichever class fills most of it may change with the number of layers."""
+    """Bytes by rank and class, what passes share as a class of its own: whichever class fills most of it may change with the number of layers. A stack holds
+    what passes keep, and counts as such.
+    """
     out: dict[int, dict[str, float]] = {rank: {SHARED: 0.0} for rank in program.ranks}
+    stacks = dict.fromkeys(program.ranks, 0.0)
     for r in program.registers:
         mine = out[r.rank]
-        if r.arena:
-            mine[SHARED] = max(mine[SHARED], float(r.offset + r.nbytes * r.credits))
+        end = float(max(r.places) + r.nbytes) if r.arena else 0.0
+        if r.offsets:
+            stacks[r.rank] = max(stacks[r.rank], end)
+        elif r.arena:
+            mine[SHARED] = max(mine[SHARED], end)
         else:
             mine[r.memory] = mine.get(r.memory, 0.0) + r.nbytes * r.credits
+    for rank, nbytes in stacks.items():
+        out[rank]["saved"] = out[rank].get("saved", 0.0) + nbytes
     return out
 
 

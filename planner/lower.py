@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ir.cluster import Cluster
@@ -26,13 +26,13 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
-from planner.pieces import unroll, unrolled_layers, unrolled_plan, unrolled_slots, whole_layer, whole_name
+from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import SiteTasks, Task, Value, place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
-from planner.stack import stack
+from planner.stack import Kept, Known, stack
 
 
 class HasGraph(Protocol):
@@ -57,7 +57,7 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
     forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
-    return with_rings(backward(forward, unrolled_layers(plan, plan.recompute)), plan)
+    return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
 def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders: Orders | None = None) -> Program:
@@ -74,12 +74,13 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
     registers: list[Register] = []
     frozen: dict[Queue, tuple[Firing, ...]] = {}
     passes: dict[str, str] = {}
+    known: Known = {}
     for i, site in enumerate(sites):
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
                 actors += writer.actors(rank)
-                registers += stack(writer.registers(rank), writer.kept(rank))
+                registers += stack(writer.registers(rank), writer.kept(rank), known)
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
@@ -139,7 +140,7 @@ def passes_of(slot: Slot) -> tuple[Pass, ...]:
 class _Life:
     """Where a value is written and read, whether a transfer fills or empties it meanwhile, and the pass of another rank that sends it, if one does.
 
-    `is_computed`: nothing but the compute queue touches it.
+    `is_computed`: nothing but the compute queue touches it; `layer`: that of what writes it.
     """
 
     written: Pass
@@ -147,6 +148,7 @@ class _Life:
     is_in_transit: bool
     sent: Pass | None
     is_computed: bool
+    layer: int = field(compare=False)
 
 
 _Named = tuple[list[Firing] | None, str, Queue, Pass]
@@ -197,7 +199,7 @@ class _Writer:
             written = (writer.stage, writer.part) if writer else (-1, "begin")
             sent = (writer.peers[0], writer.part) if writer is not None and writer.kind == "recv" else None
             is_computed = writer is not None and all(t.queue == "compute" for t in (writer, *readers[name]))
-            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed)
+            lives[name] = _Life(written, frozenset((t.stage, t.part) for t in readers[name]), moves, sent, is_computed, writer.layer if writer else -1)
         return lives
 
     # ---- registers ---------------------------------------------------------------------------------------------------------------------------------
@@ -230,15 +232,18 @@ class _Writer:
             self.credits[life] = min(max(kept + life.is_in_transit, waiting), m)
         return self.credits[life]
 
-    def kept(self, rank: int) -> dict[str, tuple[Life, ...]]:
-        """Where sequences are cut, the life of each microbatch's item of what the forwards keep, in places of the order; see `planner.stack`."""
+    def kept(self, rank: int) -> dict[str, Kept]:
+        """Where a rank runs several forwards (of virtual stages, of pieces), the life of each item of what passes keep for later ones, in places of the
+        order, and its layer; see `planner.stack`.
+        """
         at = {(p, slot.microbatch): place for place, slot in enumerate(self.slots) for p in passes_of(slot)}
         found = {}
-        for value in self.here.values.values() if self.plan.pieces else ():
+        for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if life.is_computed and self._memory(value) == "saved":
-                ends = (max(at[p, m] for p in life.read) for m in range(self.plan.num_microbatches))
-                found[self._at(value.name, rank)] = tuple(Life(at[life.written, m], end) for m, end in enumerate(ends))
+            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+                spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
+                # the n-th item that is written lies in slot n, whichever microbatch's it is
+                found[self._at(value.name, rank)] = Kept(tuple(sorted(spans)), life.layer)
         return found
 
     def _memory(self, value: Value) -> str:

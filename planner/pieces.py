@@ -81,14 +81,21 @@ def unrolled_plan(plan: Plan, graph: Graph) -> Plan:
     rules = {n.name: _rules(plan.rules[whole_name(n.name)], n) for n in graph.nodes if n.phase == "F" and whole_name(n.name) in plan.rules}
     hubs: dict[str, Hub] = {t: plan.hubs[whole_name(t)] for t in graph.tensors if whole_name(t) in plan.hubs}
     pairs = {(t, n.name) for n in graph.nodes if n.phase == "F" for t in n.inputs if (whole_name(t), whole_name(n.name)) in set(plan.reboxed)}
-    return replace(
-        plan, stages=tuple(_stages(plan.stages, k)), rules=rules, hubs=hubs, reboxed=tuple(sorted(pairs)), recompute=unrolled_layers(plan, plan.recompute)
-    )
+    return replace(plan, stages=tuple(_stages(plan.stages, k)), rules=rules, hubs=hubs, reboxed=tuple(sorted(pairs)), recompute=unrolled_recompute(plan, graph))
 
 
-def unrolled_layers(plan: Plan, layers: Iterable[int]) -> tuple[int, ...]:
+def unrolled_recompute(plan: Plan, graph: Graph) -> tuple[int | str, ...]:
+    """The layers and nodes of every piece of the unrolled `graph` that run again in the backward."""
+    if not plan.pieces:
+        return plan.recompute
+    named = {name for name in plan.recompute if isinstance(name, str)}
+    layers = _unrolled_layers(plan, (layer for layer in plan.recompute if isinstance(layer, int)))
+    return (*layers, *(n.name for n in graph.nodes if n.phase == "F" and whole_name(n.name) in named))
+
+
+def _unrolled_layers(plan: Plan, layers: Iterable[int]) -> tuple[int, ...]:
     """What the layers of the whole graph are in that of its pieces."""
-    return tuple(_layer(plan.stages, len(plan.pieces), layer, j) for layer in layers for j in range(len(plan.pieces))) if plan.pieces else tuple(layers)
+    return tuple(_layer(plan.stages, len(plan.pieces), layer, j) for layer in layers for j in range(len(plan.pieces)))
 
 
 def _stages(stages: Sequence[Stage], k: int) -> Iterator[Stage]:
@@ -258,6 +265,6 @@ def _flops(kinds: Mapping[_Kind, int], length: int) -> float:
 
 
 __all__ = [
-    "balanced", "mark_of", "piece_name", "sequence_length", "start_of", "unroll", "unrolled_layers", "unrolled_plan", "unrolled_slot", "unrolled_slots",
+    "balanced", "mark_of", "piece_name", "sequence_length", "start_of", "unroll", "unrolled_plan", "unrolled_recompute", "unrolled_slot", "unrolled_slots",
     "whole_layer", "whole_name",
 ]  # fmt: skip

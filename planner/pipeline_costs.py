@@ -6,6 +6,7 @@ A schedule that repeats is timed with few microbatches: from four rounds on, eac
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ir.cluster import Cluster
-from planner.lower import in_flight
+from planner.lower import in_flight, passes_of
 from planner.orders import OWN
 from planner.schedules import Orders, schedule
 from planner.schedules.pipe import Pipe, StageTimes
 from planner.schedules.retime import retime
+from planner.schedules.slot import Slot
 from planner.stage_costs import Busy, Held, Life, StageCost
 from simulator.estimate import pipeline_lower_bound
 from simulator.memory import Ledger
@@ -160,10 +162,12 @@ class Pipeline:
         for number, (s, rank) in enumerate(zip(self.stages, self.rank, strict=True)):
             mine = held[self.devices[rank]]
             for key, nbytes in s.items():
-                if isinstance(key, Life):
+                if isinstance(key, Life) and not self._is_stacked(key):
                     mine[key.memory] = mine.get(key.memory, 0.0) + nbytes * self._slots(key, number, name, orders)
                 elif isinstance(key, Held):
                     mine[key.memory] = mine.get(key.memory, 0.0) + nbytes
+        for rank, device in enumerate(self.devices):
+            held[device]["saved"] = held[device].get("saved", 0.0) + self._stacked(rank, name, orders)
         return Ledger(held, {}, {d: self.cluster.devices[d].usable_bytes for d in self.devices})
 
     def room(self, memory_fraction: float) -> tuple[float, ...]:
@@ -181,10 +185,30 @@ class Pipeline:
         with np.errstate(divide="ignore"):
             return tuple(np.maximum(1.0, (memory_fraction * usable - other) / saved).tolist())
 
+    def _is_stacked(self, life: Life) -> bool:
+        """Whether it lies in the stack of its rank; see `planner.stack`."""
+        return self.num_chunks > 1 and life.computed and bool(life.later)
+
+    def _stacked(self, rank: int, name: str, orders: Orders | None) -> float:
+        """Bytes of a rank's stack: the most that lives at once over its order, counted over few microbatches, and the rest as the last ones."""
+        nbytes: dict[tuple[int, str, tuple[str, ...]], float] = {}
+        for number, (s, where) in enumerate(zip(self.stages, self.rank, strict=True)):
+            for key, size in s.items() if where == rank else ():
+                if isinstance(key, Life) and self._is_stacked(key):
+                    group = (number, key.written, key.read)
+                    nbytes[group] = nbytes.get(group, 0.0) + size
+        if not nbytes:
+            return 0.0
+        groups, weights = tuple(nbytes), np.array(list(nbytes.values()))
+        if orders is not None:
+            return float((weights @ _alive(orders[rank], groups)).max())
+        first, more = sizes(self.num_ranks, self.num_microbatches)
+        here, then = (float((weights @ _most_alive(name, self.num_ranks, m, self.num_chunks, rank, groups)).max()) for m in (first, first + more))
+        return here + ((self.num_microbatches - first) / more * (then - here) if more else 0.0)
+
     def _slots(self, life: Life, stage: int, name: str, orders: Orders | None) -> float:
         """One; as many as the order keeps where a later pass reads it; one more where a transfer fills or empties it meanwhile."""
-        later = tuple(p for p in life.read if p != life.written)
-        kept = 1.0
+        later, kept = life.later, 1.0
         if later and orders is not None:
             kept = in_flight(orders[self.rank[stage]], (stage, life.written), [(stage, p) for p in life.read])
         elif later:
@@ -212,6 +236,32 @@ def most_kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int,
     passes = [(stage, p) for p in read]
     here, then = (in_flight(_orders(name, num_ranks, m, num_chunks)[rank], (stage, written), passes) for m in (first, first + more))
     return here + ((num_microbatches - first) / more * (then - here) if more else 0.0)
+
+
+Group = tuple[int, str, tuple[str, ...]]
+"""Values of a stage that are written in one pass and read in others."""
+
+
+@lru_cache(maxsize=1024)
+def _most_alive(name: str, num_ranks: int, num_microbatches: int, num_chunks: int, rank: int, groups: tuple[Group, ...]) -> np.ndarray:
+    return _alive(_orders(name, num_ranks, num_microbatches, num_chunks)[rank], groups)
+
+
+def _alive(order: Sequence[Slot], groups: Sequence[Group]) -> np.ndarray:
+    """[group, place of the order] the microbatches whose values of the group live there, both ends included."""
+    number = {(stage, p): i for i, (stage, p) in enumerate(sorted({(stage, p) for stage, written, read in groups for p in (written, *read)}))}
+    num_microbatches = 1 + max(slot.microbatch for slot in order)
+    at = np.zeros((len(number), num_microbatches), dtype=np.intp)
+    for place, slot in enumerate(order):
+        for p in passes_of(slot):
+            if p in number:
+                at[number[p], slot.microbatch] = place
+    out = np.zeros((len(groups), len(order) + 1))
+    for i, (stage, written, read) in enumerate(groups):
+        np.add.at(out[i], at[number[stage, written]], 1.0)
+        np.add.at(out[i], 1 + at[[number[stage, p] for p in read]].max(axis=0), -1.0)
+    alive: np.ndarray = out.cumsum(axis=1)
+    return alive
 
 
 def repeats(name: str, num_ranks: int, num_microbatches: int) -> bool:

@@ -18,7 +18,7 @@ from planner.pricing import axis_links
 from planner.problem import Problem
 from planner.runs import nodes_by_layer
 from planner.solver.factors import Solution
-from planner.tables import HubClass, NodeClass, ParamClass
+from planner.tables import AGAIN, HubClass, NodeClass, ParamClass
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class Placed:
     `cost_s` is the stated cost, the price of memory included; nothing in the space costs less than `bound`; `exact` where the two are equal. `time_s` is the
     cost without the price. `links`: what a collective costs on each axis, by which every re-shard chooses its chain. `nbytes`: per device, by class: params,
     grads, optimizer, activations (in flight). `log10_space`: decimal digits of the number of assignments. `method` as in `planner.solver.elimination.Solution`.
-    `seconds`: how long the search took.
+    `recompute`: layers as given, and nodes that run again in the backward. `seconds`: how long the search took.
     """
 
     rules: Mapping[str, tuple[Rule, ...]]
     hubs: Mapping[str, Hub]
     params: Mapping[str, ParamPlacement]
     reboxed: tuple[tuple[str, str], ...]
+    recompute: tuple[int | str, ...]
     links: tuple[Link, ...]
     cost_s: float
     bound: float
@@ -53,7 +54,7 @@ CLASSES = ("params", "grads", "optimizer", "activations")
 
 @dataclass
 class _Part:
-    """What some variables say, and what they keep: bytes by class, seconds charged for them, uses that are boxed again in the backward."""
+    """What some variables say, and what they keep: bytes by class, seconds charged for them, uses that are boxed and nodes that run again in the backward."""
 
     rules: dict[str, tuple[Rule, ...]] = field(default_factory=dict)
     hubs: dict[str, Hub] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class _Part:
     nbytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CLASSES, 0.0))
     priced: float = 0.0
     reboxed: dict[tuple[str, str], None] = field(default_factory=dict)
+    again: dict[str, None] = field(default_factory=dict)
 
     def count(self, other: _Part) -> None:
         """Adds what another part keeps."""
@@ -94,9 +96,11 @@ class _Reader:
             mine = [len(c) for c, layer in zip(problem.choices, problem.layers, strict=True) if layer in r.copies[0]]
             num_variables += (len(r.copies) - 1) * len(mine)
             digits += (len(r.copies) - 1) * sum(map(math.log10, mine))
+        layers = (layer for layer in problem.terms.recompute if isinstance(layer, int))
         return Placed(
             {n.name: total.rules[n.name] for n in whole.nodes}, {t: total.hubs[t] for n in whole.nodes for t in n.outputs if t in total.hubs}, total.params,
-            tuple(total.reboxed), self._links(), solution.cost, solution.bound, solution.exact, solution.cost - total.priced, total.nbytes, num_variables,
+            tuple(total.reboxed), (*layers, *(n.name for n in whole.nodes if n.name in total.again)), self._links(),
+            solution.cost, solution.bound, solution.exact, solution.cost - total.priced, total.nbytes, num_variables,
             digits, solution.method, time.perf_counter() - start,
         )  # fmt: skip
 
@@ -121,8 +125,10 @@ class _Reader:
         out = _Part()
         for kind, name in keys:
             choice = problem.choices[problem.number[kind, name]]
-            cls, row = choice.cls, int(choice.rows[states[problem.number[kind, name]]])
+            cls, row = choice.cls, choice.row(states[problem.number[kind, name]])
             if isinstance(cls, NodeClass):
+                if choice.way(states[problem.number[kind, name]]) == AGAIN:
+                    out.again[name] = None
                 out.rules[name] = self._on_all_axes(cls.states[row], Rule("B"))
                 for j, t in enumerate(problem.graph.node[name].outputs):
                     if ("hub", t) not in problem.number:
@@ -191,6 +197,8 @@ def _rename(part: _Part, theirs: Sequence[Node], mine: Sequence[Node], total: _P
     for n, m in zip(theirs, mine, strict=True):
         node[n.name] = m.name
         total.rules[m.name] = part.rules[n.name]
+        if n.name in part.again:
+            total.again[m.name] = None
         for t, u in zip((*n.inputs, *n.outputs), (*m.inputs, *m.outputs), strict=True):
             tensor[t] = u
             if t in part.params:

@@ -42,21 +42,24 @@ Solver = Callable[[FactorGraph, Sequence[Sequence[int]]], Solution]
 
 def search(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0, solver: Solver | None = None,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), selective: bool = False,
+    optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
+    solver: Solver | None = None,
 ) -> Placed:  # fmt: skip
     """The cheapest placement of a forward graph of one microbatch.
 
     `memory_price` in seconds per byte of saved activations, `state_price` of parameters, gradients and optimizer states (absent: the same). `in_flight`:
     microbatches whose saved values live at once. All three for all layers or by layer. `exposed`, in [0, 1]: the share that counts of communication which can
-    hide behind kernels: that of parameters, and of their gradients. `tables` (see `new_tables`) keeps tables from one search to the next.
+    hide behind kernels: that of parameters, and of their gradients. `recompute`: layers and names of nodes that run again in the backward; `selective`: of all
+    other nodes the search decides that. `tables` (see `new_tables`) keeps tables from one search to the next.
     `solver` minimises the factor graph of the whole model, given its layers as blocks; absent: runs of equal layers are one of them and a matrix power.
     Raises PlanError where a node or tensor has no legal placement.
     """
     start = time.perf_counter()
     terms = Terms(
-        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
-    )
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed,
+        selective,
+    )  # fmt: skip
     if solver is not None:
         this = _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
         return read(this, solver(this.factor_graph(), tuple(this.blocks.values())), start)
@@ -66,7 +69,7 @@ def search(
 def price(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, rules: Mapping[str, tuple[Rule, ...]] | None = None,
     hubs: Mapping[str, Hub] | None = None, params: Mapping[str, ParamPlacement] | None = None, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), optimizer: str | Mapping[str, Any] = "adamw",
     space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
 ) -> Placed:  # fmt: skip
     """A given plan, priced in the same problem; what is not given is completed at the least cost.
@@ -82,13 +85,14 @@ def price(
 
 def problem(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
-    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
+    state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), selective: bool = False,
+    optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
 ) -> Problem:  # fmt: skip
     """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
     terms = Terms(
-        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed
-    )
+        num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed,
+        selective,
+    )  # fmt: skip
     return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
 
 
@@ -131,6 +135,8 @@ def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Give
 def _asked(graph: Graph, nodes: Sequence[Node], terms: Terms, space: Space, given: Given) -> Hashable:
     """What is asked of the nodes and tensors of a layer: their numbers in flight, limits and decisions."""
     out: list[Hashable] = [(terms.rate(n.layer), terms.state_charge(n.layer), n.layer in terms.recompute) for n in nodes[:1]]
+    named = {name for name in terms.recompute if isinstance(name, str)}
+    out += [n.name in named for n in nodes if named]
     for n in nodes if any(given) or space.rules or space.hubs or space.params else ():
         out.append((given[0].get(n.name), *(limit.matches(n) for limit in space.rules)))
         out += [(given[1].get(t), *(limit.matches(graph.tensors[t]) for limit in space.hubs)) for t in n.outputs]
@@ -149,9 +155,9 @@ def _problem(
     if tables is not None and (tables.axes, tables.mesh_shape) != (wanted.axes, wanted.mesh_shape):
         raise PlanError(f"tables of mesh {tables.axes} {tables.mesh_shape} were given for mesh {wanted.axes} {wanted.mesh_shape}")
     tables = wanted if tables is None else tables
-    key = ("facts", id(short.graph), terms.recompute)
+    key = ("facts", id(short.graph), terms.recompute, terms.selective)
     if key not in tables.memo:
-        tables.memo[key] = (short.graph, analyse(short.graph, terms.recompute))
+        tables.memo[key] = (short.graph, analyse(short.graph, terms.recompute, terms.selective))
     return Problem(short, tuple(axes), tuple(mesh_shape), tables, terms, space or Space(), tables.memo[key][1], given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from planner.runs import Short
 from planner.solver.blocks import CannotFold, Repeated
 from planner.solver.factors import FactorGraph
 from planner.space import Limit, Space
-from planner.tables import Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
+from planner.tables import AGAIN, APART, KEPT, ONCE, Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 from planner.trade import Trade
 
 ByLayer = float | Mapping[int, float]
@@ -38,15 +38,19 @@ Rate = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The numbers of one search. `exposed`: the share of what can hide behind kernels (boxing of parameters and of their gradients) that is counted."""
+    """The numbers of one search. `exposed`: the share of what can hide behind kernels (boxing of parameters and of their gradients) that is counted.
+
+    `recompute`: layers and names of nodes that run again in the backward; `selective`: of all other nodes the search decides it.
+    """
 
     num_microbatches: int
     memory_price: ByLayer
     state_price: ByLayer
     in_flight: ByLayer
-    recompute: tuple[int, ...]
+    recompute: tuple[int | str, ...]
     optimizer: Mapping[str, Any]
     exposed: float = 1.0
+    selective: bool = False
 
     def copies(self, layer: int) -> float:
         """Microbatches whose saved values of this layer live at once."""
@@ -99,16 +103,16 @@ class Problem:
                 if tensor.role == "param" and ("param", t) not in self.number:
                     update = None if tensor.frozen else update_of(self.terms.optimizer, tensor, is_hidden(self.graph, t))
                     made = self.tables.param(tensor, uneven.get(t, frozenset()), update)
-                    self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t))
+                    self._variable("param", tensor, made, n.layer, self.space.params, self.given[2].get(t), ("",))
             made_node = self.tables.node(n, self.facts.node[n.name], self.graph.tensors, maxima, labels.get(n.name, frozenset()))
-            self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name))
+            self._variable("node", n, made_node, n.layer, self.space.rules, self.given[0].get(n.name), self._node_ways(n))
             for t in n.outputs:
                 if self.graph.consumers(t) or t in self.graph.outputs:
                     hub = self.tables.hub(
                         self.graph.tensors[t], uneven.get(t, frozenset()), t in self.facts.differentiable, t in maxima, t in self.graph.outputs,
                         self._has_equal_readers(t),
                     )  # fmt: skip
-                    self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t))
+                    self._variable("hub", self.graph.tensors[t], hub, n.layer, self.space.hubs, self.given[1].get(t), self._hub_ways(n, t))
 
     def _has_equal_readers(self, tensor: str) -> bool:
         """Whether several equal nodes read the tensor as the same operand, and its own producer does not read it again."""
@@ -123,14 +127,27 @@ class Problem:
         found: tuple[dict[str, frozenset[str]], dict[str, frozenset[int]]] = self.tables.memo[key][1]
         return found
 
-    def _variable(self, kind: str, thing: Node | Tensor, cls: Any, layer: int, limits: tuple[Limit, ...], given: Any) -> None:
+    def _node_ways(self, n: Node) -> tuple[str, ...]:
+        if n.name in self.facts.open:
+            return (ONCE, AGAIN)
+        return (AGAIN,) if n.name in self.terms.recompute and n.name in self.facts.rerun else (ONCE,)
+
+    def _hub_ways(self, n: Node, tensor: str) -> tuple[str, ...]:
+        """How a hub may hold what `n` gives. Apart only where re-runs decide whether several uses read it: these may turn out to be one."""
+        uses = self.facts.saved[tensor]
+        by_gradients = sum(not name or i in self.facts.node[name].reads_inputs for name, i in uses)
+        names = self.terms.selective or any(isinstance(name, str) for name in self.terms.recompute)
+        kept = (KEPT, APART) if names and len(uses) > 1 and by_gradients <= 1 else (KEPT,)
+        return tuple(way for mine in self._node_ways(n) for way in ((AGAIN,) if mine == AGAIN else kept))
+
+    def _variable(self, kind: str, thing: Node | Tensor, cls: Any, layer: int, limits: tuple[Limit, ...], given: Any, ways: tuple[str, ...]) -> None:
         self.number[kind, thing.name] = len(self.choices)
         self.layers.append(layer)
         mine = tuple(limit for limit in limits if limit.axis in self.tables.axes and limit.matches(thing))
         wanted = None if given is None else self._active_state(kind, given)
-        key = (id(cls), tuple(map(id, mine)), wanted)
+        key = (id(cls), tuple(map(id, mine)), wanted, ways)
         if key not in self.made:
-            self.made[key] = Choice(cls, self._rows(cls, mine, wanted))
+            self.made[key] = Choice(cls, self._rows(cls, mine, wanted), ways)
         choice: Choice = self.made[key]
         if not len(choice):
             raise self._nothing_left(kind, thing.name, cls, mine, wanted)
@@ -206,77 +223,120 @@ class Problem:
         uses = self.facts.saved[tensor]
         return len(uses) > 1 or any(name and self.graph.node[name].layer in self.terms.recompute for name, _ in uses)
 
-    def _input_mode(self, n: Node, i: int) -> str:
-        """How a use is kept for the backward: "" not at all, "only" by itself, "shared" beside the hub, "input" where there is no hub."""
+    def _use(self, n: Node, i: int, hub: str, node: str) -> tuple[str, int]:
+        """How a use is kept for the backward where its hub and the node go these ways, and how often the forward's boxing of it runs.
+
+        Kept "" not at all, "only" by itself, "shared" beside the hub, "input" where there is no hub.
+        """
         t = n.inputs[i]
-        role, again, recomputed = self.graph.tensors[t].role, (n.name, i) in self.facts.again, n.layer in self.terms.recompute
-        read = i in self.facts.node[n.name].reads_inputs
+        role, again = self.graph.tensors[t].role, (n.name, i) in self.facts.again
+        read = node == AGAIN or i in self.facts.node[n.name].reads_inputs
         if role in ("input", "const"):
-            return "input" if read or again else ""
-        if recomputed or not read or role == "param":
-            return ""
-        return "shared" if self.paid(t) else "only"
+            return ("input" if read or again else ""), 1
+        if n.layer in self.terms.recompute or not read:
+            return "", 1 + again
+        if role == "param" or (hub == AGAIN and self._within(n, t)):
+            return "", 2
+        return ("shared" if self.paid(t) and hub == KEPT else "only"), 1
 
-    def _boxed_twice(self, n: Node, i: int) -> bool:
-        """Whether the forward's boxing of an input runs again in the backward whatever is kept."""
-        is_param = self.graph.tensors[n.inputs[i]].role == "param"
-        return (n.name, i) in self.facts.again or (is_param and i in self.facts.node[n.name].reads_inputs)
+    def _within(self, n: Node, tensor: str) -> bool:
+        """Whether a tensor is made in the layer of a node that reads it: there it may be made again."""
+        producer = self.graph.producer(tensor)
+        return producer is not None and producer.layer == n.layer
 
-    def _output_mode(self, n: Node, j: int) -> str:
+    def _output(self, n: Node, j: int, hub: str, node: str) -> tuple[str, int] | None:
+        """The same of what a node gives, for its own gradients; None where the hub and the node cannot go these ways together."""
+        if (hub == AGAIN) != (node == AGAIN):
+            return None
+        if node == AGAIN:
+            return "", 1 + self._serves(n.outputs[j])
+        again = n.name in self.facts.rerun and any((u.name, i) in self.facts.again for u, i in self.graph.consumers(n.outputs[j]))
         if j not in self.facts.node[n.name].reads_outputs or n.layer in self.terms.recompute:
-            return ""
-        return "shared" if self.paid(n.outputs[j]) else "only"
+            return "", 1 + again
+        return ("shared" if self.paid(n.outputs[j]) and hub == KEPT else "only"), 1 + again
+
+    def _serves(self, tensor: str) -> bool:
+        """Whether a backward may read the tensor, made again, at the hub: that of a node of its own layer."""
+        facts, users = self.facts, self.graph.consumers(tensor)
+        runs = self.facts.rerun | self.facts.open
+        return any(self._within(u, tensor) and (u.name in runs or i in facts.node[u.name].reads_inputs) for u, i in users)
 
     def node_tables(self, n: Node) -> _NodeTables:
         """The tables of a node; nodes that are alike in all that matters share them."""
-        modes = tuple(self._input_mode(n, i) for i in range(len(n.inputs))), tuple(self._output_mode(n, j) for j in range(len(n.outputs)))
-        again = tuple(self._boxed_twice(n, i) for i in range(len(n.inputs)))
-        repeated = tuple(n.name in self.facts.rerun and any((u.name, i) in self.facts.again for u, i in self.graph.consumers(t)) for t in n.outputs)
-        around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self.inputs(n.name), *self.outputs(n.name)))
         choice = self.choices[self.number["node", n.name]]
-        key = (id(choice), around, modes, again, repeated, n.name in self.facts.rerun, self.terms.rate(n.layer))
+        ins = tuple(tuple(self._use(n, i, hub, node) for hub in self._ways(u) for node in choice.ways) for i, u in enumerate(self.inputs(n.name)))
+        outs = tuple(tuple(self._output(n, j, hub, node) for hub in self._ways(u) for node in choice.ways) for j, u in enumerate(self.outputs(n.name)))
+        around = tuple(id(self.choices[u]) if u >= 0 else -1 for u in (*self.inputs(n.name), *self.outputs(n.name)))
+        key = (id(choice), around, ins, outs, n.name in self.facts.rerun, self.terms.rate(n.layer))
         if key not in self.made:
-            self.made[key] = self._node_tables(n, choice, modes, again, repeated)
+            self.made[key] = self._node_tables(n, choice)
         found: _NodeTables = self.made[key]
         return found
 
-    def _node_tables(
-        self, n: Node, choice: Choice, modes: tuple[tuple[str, ...], tuple[str, ...]], again: tuple[bool, ...], repeated: tuple[bool, ...]
-    ) -> _NodeTables:  # fmt: skip
-        cls, rows, m, rate = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.rate(n.layer)
+    def _ways(self, variable: int) -> tuple[str, ...]:
+        """Of an operand's variable; of an operand that has none, no way in particular."""
+        return self.choices[variable].ways if variable >= 0 else ("",)
+
+    def _node_tables(self, n: Node, choice: Choice) -> _NodeTables:
+        ins = tuple(self._input_table(n, i, u, choice) for i, u in enumerate(self.inputs(n.name)))
+        outs = tuple(self._output_table(n, j, u, choice) for j, u in enumerate(self.outputs(n.name)))
+        alone = Cost.stacked([[self._node_alone(n, choice, way) for way in choice.ways]])
+        return _NodeTables(alone, ins, outs)
+
+    def _node_alone(self, n: Node, choice: Choice, way: str) -> Cost:
+        """Kernels, and operands that have no variable: what is loaded, and what only the node's own gradients read."""
+        cls, rows, m = choice.cls, choice.rows, self.terms.num_microbatches
         assert isinstance(cls, NodeClass)
-        seconds = m * (cls.forward_s * (2 if n.name in self.facts.rerun else 1) + cls.backward_s)[rows]
+        times = 2 if way == AGAIN or n.name in self.facts.rerun else 1
+        seconds = m * (cls.forward_s * times + cls.backward_s)[rows]
         kept = np.zeros(len(rows))
-        ins: list[Cost | None] = []
-        outs: list[Cost | None] = []
         for i, u in enumerate(self.inputs(n.name)):
-            places, boxes = cls.ins[i][rows], cls.in_boxes[i]
             if u < 0:
-                seconds = seconds + m * boxes.local_s[places]
-                kept = kept + boxes.nbytes[places] * (modes[0][i] == "input")
-                ins.append(None)
-            else:
-                source, target, common = _ends(self.choices[u])
-                shown = self.terms.exposed if isinstance(self.choices[u].cls, ParamClass) else 1.0
-                once = m * shown * boxes.cost[np.ix_(source, places)]
-                backward: Table | float = 0.0
-                if self.facts.node[n.name].carries[i]:
-                    backward = m * (shown * boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(self.choices[u], cls.cots[i][rows]))
-                ins.append(_consumer(boxes.nbytes, (source, common, places), modes[0][i], once, 2 if again[i] else 1, backward, rate))
+                seconds = seconds + m * cls.in_boxes[i].local_s[cls.ins[i][rows]]
+                kept = kept + cls.in_boxes[i].nbytes[cls.ins[i][rows]] * (self._use(n, i, "", way)[0] == "input")
         for j, u in enumerate(self.outputs(n.name)):
-            places, boxes = cls.outs[j][rows], cls.out_boxes[j]
-            if u < 0:
-                kept = kept + boxes.nbytes[places] * (modes[1][j] != "")
-                outs.append(None)
-            else:
-                source, target, _ = _ends(self.choices[u])
-                cost = m * boxes.cost[np.ix_(places, source)].T * (2 if repeated[j] else 1)
-                if n.outputs[j] in self.facts.differentiable:
-                    cost = cost + m * boxes.cost[np.ix_(target, cls.needs[j][rows])]
-                apart = (source[:, None] != places[None, :]) if modes[1][j] == "shared" else np.ones(cost.shape, dtype=bool)
-                bytes_out = np.where(apart, boxes.nbytes[places][None, :], 0.0) * (modes[1][j] != "")
-                outs.append(Cost.of(rate, cost, bytes_out))
-        return _NodeTables(Cost.of(rate, seconds, kept), tuple(ins), tuple(outs))
+            if u < 0 and way != AGAIN:
+                found = self._output(n, j, "", way)
+                kept = kept + cls.out_boxes[j].nbytes[cls.outs[j][rows]] * (found is not None and found[0] != "")
+        return Cost.of(self.terms.rate(n.layer), seconds, kept)
+
+    def _input_table(self, n: Node, i: int, u: int, choice: Choice) -> Cost | None:
+        if u < 0:
+            return None
+        cls, rows, m, other = choice.cls, choice.rows, self.terms.num_microbatches, self.choices[u]
+        assert isinstance(cls, NodeClass)
+        places, boxes = cls.ins[i][rows], cls.in_boxes[i]
+        source, target, common = _ends(other)
+        shown = self.terms.exposed if isinstance(other.cls, ParamClass) else 1.0
+        once = m * shown * boxes.cost[np.ix_(source, places)]
+        backward: Table | float = 0.0
+        if self.facts.node[n.name].carries[i]:
+            backward = m * (shown * boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(other, cls.cots[i][rows]))
+        made: dict[tuple[str, int], Cost] = {}
+        for use in (self._use(n, i, hub, node) for hub in other.ways for node in choice.ways):
+            if use not in made:
+                made[use] = _consumer(boxes.nbytes, (source, common, places), use[0], once, use[1], backward, self.terms.rate(n.layer))
+        return Cost.stacked([[made[self._use(n, i, hub, node)] for node in choice.ways] for hub in other.ways])
+
+    def _output_table(self, n: Node, j: int, u: int, choice: Choice) -> Cost | None:
+        if u < 0:
+            return None
+        cls, rows, m, rate, other = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.rate(n.layer), self.choices[u]
+        assert isinstance(cls, NodeClass)
+        places, boxes = cls.outs[j][rows], cls.out_boxes[j]
+        source, target, _ = _ends(other)
+        once = m * boxes.cost[np.ix_(places, source)].T
+        backward = m * boxes.cost[np.ix_(target, cls.needs[j][rows])] if n.outputs[j] in self.facts.differentiable else 0.0
+
+        def cost(hub: str, node: str) -> Cost:
+            found = self._output(n, j, hub, node)
+            if found is None:
+                return Cost.of(rate, np.full(once.shape, np.inf), np.zeros(once.shape))
+            mode, times = found
+            apart = (source[:, None] != places[None, :]) if mode == "shared" else np.ones(once.shape, dtype=bool)
+            return Cost.of(rate, once * times + backward, np.where(apart, boxes.nbytes[places][None, :], 0.0) * (mode != ""))
+
+        return Cost.stacked([[cost(hub, node) for node in choice.ways] for hub in other.ways])
 
     def hub_alone(self, tensor: str) -> Cost:
         """Of a hub: what is kept there in any case, boxing for readers that share, and adding the cotangents of several uses."""
@@ -287,16 +347,22 @@ class Problem:
         num_adds = max(0, self.num_gradients(tensor) - 1)
         again = any((n.name, i) in self.facts.again for n, i in self.graph.consumers(tensor))
         enters = any(name and self.graph.node[name].layer in self.terms.recompute for name, _ in uses)
-        key = ("hub", id(choice), rate, paid, num_adds, again, enters)
+        serves = AGAIN in choice.ways and self._serves(tensor)
+        key = ("hub", id(choice), rate, paid, num_adds, again, enters, serves)
         if key not in self.made:
             cls, m = choice.cls, self.terms.num_microbatches
             assert isinstance(cls, HubClass)
             value, cotangent, common = (table[choice.rows] for table in (cls.value, cls.cotangent, cls.common))
             once = m * cls.boxes.cost[value, common]
-            here, copy = cls.boxes.nbytes[value] * paid, cls.boxes.nbytes[common] * paid
-            may_box = (common != value) & (paid and not enters)
-            time_s = 1.5 * m * num_adds * cls.boxes.local_s[cotangent] + once * (2 if again else 1)
-            self.made[key] = Cost.of(rate, time_s, here if enters else copy, may_box, once, here)
+            adding = 1.5 * m * num_adds * cls.boxes.local_s[cotangent]
+
+            def cost(way: str) -> Cost:
+                pays = enters or (paid and way in ("", KEPT))
+                here, copy = cls.boxes.nbytes[value] * pays, cls.boxes.nbytes[common] * pays
+                times = 2 if again or (way == AGAIN and serves) else 1
+                return Cost.of(rate, adding + once * times, here if enters else copy, (common != value) & (pays and not enters), once, here)
+
+            self.made[key] = Cost.stacked([[cost(way) for way in choice.ways]])
         found: Cost = self.made[key]
         return found
 
@@ -383,6 +449,24 @@ class Cost:
     options: tuple[tuple[Table, Table], ...]
 
     @classmethod
+    def stacked(cls, parts: Sequence[Sequence[Cost]]) -> Cost:
+        """One table of several, as `numpy.block` puts them together; a part that offers fewer options than another never takes those."""
+        if len(parts) == 1 and len(parts[0]) == 1:
+            return parts[0][0]
+
+        def block(what: Callable[[Cost], NDArray[Any]]) -> NDArray[Any]:
+            made = [[what(part) for part in line] for line in parts]
+            return np.concatenate(made[0]) if made[0][0].ndim == 1 else np.block(made)
+
+        def option(part: Cost, k: int) -> tuple[Table, Table]:
+            return part.options[k] if k < len(part.options) else (np.full(part.table.shape, np.inf), np.zeros(part.table.shape))
+
+        num = max(len(part.options) for line in parts for part in line)
+        options = tuple((block(lambda p, k=k: option(p, k)[0]), block(lambda p, k=k: option(p, k)[1])) for k in range(num))  # type: ignore[misc]
+        reboxed, common = block(lambda p: _marks(p.reboxed, p.table)), block(lambda p: _marks(p.common, p.table))
+        return cls(block(lambda p: p.table), block(lambda p: p.kept), reboxed, common, options)
+
+    @classmethod
     def of(
         cls, rate: Rate, time_s: Table, kept: Table, may_box: NDArray[np.bool_] | None = None, once: Table | float = 0.0, source: Table | float = 0.0,
         common: NDArray[np.bool_] | None = None,
@@ -396,6 +480,10 @@ class Cost:
         chosen = np.where(reboxed, source, kept)
         options = ((time_s, kept * copies), (np.where(may_box, time_s + once, np.inf), np.broadcast_to(source * copies, time_s.shape)))
         return cls(time_s + charge * chosen + np.where(reboxed, once, 0.0), chosen, reboxed, common, options)
+
+
+def _marks(found: NDArray[np.bool_] | None, like: Table) -> NDArray[np.bool_]:
+    return np.zeros(like.shape, dtype=bool) if found is None else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from ir.cluster import Cluster
 from ir.errors import DoesNotFit, PlanError
@@ -25,6 +27,7 @@ from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants
 from planner.evaluate import Evaluated, Evaluator
 from planner.frontends.model import Model
 from planner.hints import Hint
+from planner.lessons import Lessons
 from planner.optimizers import with_defaults
 from planner.reasons import why
 from planner.ways_out import ways_out
@@ -36,11 +39,14 @@ NEAR = 1.15
 PATIENCE = 10
 """So many candidates in a row that do not better the best end the search; those left are told by their bounds (`gap`)."""
 
+TOO_BIG = 1.5
+"""How many times as long as its smallest draft a candidate is taken to need that does not fit, where those like it are judged by it."""
+
 SEARCH_SHARE = 0.5
 """Of the budget that the search may use; the rest is for simulating the best."""
 
 STUBBORN = 4
-"""So many layouts in a row whose other schedules do not better the best end the comparison of schedules."""
+"""So many in a row that do not better the best end the search where nothing that waits promises to, and the comparison of schedules."""
 
 NUM_SEARCHED = 2
 """Layouts, the best ones, for which an order of their own is searched."""
@@ -119,7 +125,7 @@ def _evaluator(
     return Evaluator(bounds, cluster, batch, optimizer, keep, memory_fraction)
 
 
-def _ordered(bounds: Bounds, space: Sequence[Candidate]) -> list[Candidate]:
+def _ordered(bounds: Bounds, space: Iterable[Candidate]) -> list[Candidate]:
     """The most promising first."""
     return sorted(space, key=lambda c: (bounds.guess_s(c), str(c)))
 
@@ -143,6 +149,7 @@ class _Search:
     found: list[Evaluated] = field(default_factory=list)
     too_big: list[Evaluated] = field(default_factory=list)
     waiting: list[Candidate] = field(default_factory=list)
+    put_off: list[Candidate] = field(default_factory=list)
     left_out: list[float] = field(default_factory=list)
     beaten: list[float] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
@@ -152,19 +159,24 @@ class _Search:
     in_vain: int = 0
     interrupted: bool = False
     refused: PlanError | None = None
+    lessons: Lessons = field(init=False)
 
     def run(self) -> Result:
-        might = [c for c in self.space if self.evaluator.may_fit(c)]
+        might = {c for c in self.space if self.evaluator.may_fit(c)}
         self.waiting = _ordered(self.evaluator.bounds, might)
+        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
         for c in self.space:
             if c not in might:
                 self._put_off(c)
         try:
             while self.waiting and not self._is_enough():
-                c = self._next()
-                self._try(c)
-                self.waiting.remove(c)
+                promising = self._next()
+                if promising is None:
+                    break
+                self._try(promising)
+                self.waiting.remove(promising)
             self._try_schedules()
+            self._try_put_off()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -184,17 +196,35 @@ class _Search:
         return tuple(variants(c, self.evaluator.fix, self.evaluator.bounds.graph(1)))
 
     def _put_off(self, c: Candidate) -> None:
-        """A point that cannot fit as it is; under schedules that keep less it might, which nobody tries unless nothing else fits."""
+        """A point that cannot fit as it is; under schedules that keep less it might, which are tried where nothing else fits."""
         for v in self._variants(c):
             if self.evaluator.may_fit(v):
-                self.left_out.append(self.evaluator.bounds.lower_bound_s(v))
+                self.put_off.append(v)
             else:
                 self.num_pruned += 1
 
-    def _next(self) -> Candidate:
-        """The most promising one; the smallest where many were too big and none has fitted."""
-        is_lost = not self.found and len(self.too_big) >= PATIENCE
-        return min(self.waiting, key=lambda c: (self.evaluator.footprint.least_bytes(c), str(c))) if is_lost else self.waiting[0]
+    def _try_put_off(self) -> None:
+        """Where nothing fits, schedules that keep less than 1F1B on layouts for which that keeps too much; those that keep least first."""
+        may = () if self.found else [c for c in self.put_off if c.schedule != "auto"]
+        tried = sorted(may, key=lambda c: (self.evaluator.footprint.even_bytes(c), str(c)))[:PATIENCE]
+        for c in tried:
+            this = self.evaluator.evaluate(c, self._best_s())
+            self.num_evaluated += 1
+            (self.found if this.fits(self.evaluator.memory_fraction) else self.too_big).append(this)
+        self.left_out += [self.evaluator.bounds.lower_bound_s(c) for c in self.put_off if c not in tried]
+
+    def _next(self) -> Candidate | None:
+        """The most promising one by what was learned so far; the smallest where many were too big and none has fitted; none where nothing is promising."""
+        if not self.found and len(self.too_big) >= PATIENCE:
+            return min(self.waiting, key=lambda c: (self.evaluator.footprint.least_bytes(c), str(c)))
+        hopes = self.lessons.hopes_s(self.waiting) * np.array([self._filled(c) for c in self.waiting])
+        at = int(hopes.argmin())
+        return self.waiting[at] if len(self.found) < self.top or self.in_vain < STUBBORN or hopes[at] < self._best_s() else None
+
+    def _filled(self, c: Candidate) -> float:
+        """What another schedule may leave of a step under 1F1B: a third of its bubble, as ZB-H1 does where forward, input and weight gradients are equal."""
+        m, bubble = c.num_microbatches, c.pp - 1
+        return (m + bubble / 3) / (m + bubble) if "schedule" not in self.evaluator.fix else 1.0
 
     def _is_enough(self) -> bool:
         return bool(self.found) and (self.in_vain >= PATIENCE or self._is_late(SEARCH_SHARE))
@@ -220,13 +250,14 @@ class _Search:
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
         try:
-            this = self.evaluator.evaluate(c)
+            this = self.evaluator.evaluate(c, self._worst_listed_s())
         except PlanError as error:
             self._refuse(error)
             return
         best_s = self._best_s()
         self.num_evaluated += 1
         fits = this.fits(self.evaluator.memory_fraction)
+        self.lessons.learn(c, this.estimate_s if fits else TOO_BIG * this.estimate_s)
         self.in_vain = 0 if not self.found or (fits and this.estimate_s < best_s) else self.in_vain + 1
         (self.found if fits else self.too_big).append(this)
 
@@ -236,6 +267,11 @@ class _Search:
             raise error
         self.num_pruned += 1
         self.refused = self.refused or error
+
+    def _worst_listed_s(self) -> float:
+        """What a candidate must be faster than to be listed."""
+        times = sorted(e.estimate_s for e in self.found)
+        return times[self.top - 1] if len(times) >= self.top else math.inf
 
     def _cannot_win(self, c: Candidate) -> bool:
         times = sorted(e.estimate_s for e in self.found)

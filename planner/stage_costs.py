@@ -25,12 +25,20 @@ PASS_OF = {"F": "F", "R": "I", "I": "I", "W": "W"}
 
 
 class Life(NamedTuple):
-    """Where a microbatch's value is written and read, whether a transfer fills or empties it meanwhile, and its class in the ledger."""
+    """Where a microbatch's value is written and read, whether a transfer fills or empties it meanwhile, its class in the ledger, and whether nothing but the
+    compute queue touches it.
+    """
 
     written: str
     read: tuple[str, ...]
     in_transit: bool
     memory: str
+    computed: bool
+
+    @property
+    def later(self) -> tuple[str, ...]:
+        """Other passes that read it."""
+        return tuple(p for p in self.read if p != self.written)
 
 
 class Held(NamedTuple):
@@ -191,7 +199,7 @@ def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key,
     out: dict[Key, float] = {"arena": 0.0}
     for r in registers:
         source = writer.get(r.name)
-        if r.arena:
+        if r.arena and not r.offsets:
             out["arena"] = max(out["arena"], float(r.offset + r.nbytes))
         elif r.clock == "step" or source is None:
             held = Held(r.memory)
@@ -199,7 +207,8 @@ def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key,
         else:
             users = readers.get(r.name, [])
             transit = source.work.kind in ("load", "recv") or any(a.work.kind == "send" for a in users)
-            life = Life(PASS_OF[source.phase], tuple(sorted({PASS_OF[a.phase] for a in users})), transit, r.memory)
+            computed = all(a.queue == COMPUTE for a in (source, *users))
+            life = Life(PASS_OF[source.phase], tuple(sorted({PASS_OF[a.phase] for a in users})), transit, r.memory, computed)
             out[life] = out.get(life, 0.0) + r.nbytes
     return out
 

@@ -28,9 +28,16 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
         "dp": dp, "tp": size.get("tp", 1), "pp": len(plan.sites), "cp": size.get("cp", 1), "ep": expert_parts(graph, plan),
         "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
-        "recompute": "full" if plan.recompute else "none", "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
+        "recompute": recomputed(plan), "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
         **({"cp_form": plan.context} if plan.context else {}),
     }  # fmt: skip
+
+
+def recomputed(plan: Plan) -> str:
+    """none, selective where single operators run again, full where whole layers do."""
+    if not plan.recompute:
+        return "none"
+    return "selective" if any(isinstance(what, str) for what in plan.recompute) else "full"
 
 
 def expert_parts(graph: Graph, plan: Plan) -> int:

@@ -167,13 +167,27 @@ AnyClass = NodeClass | HubClass | ParamClass
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The states of a class that are open in some problem."""
+    """The states of a class that are open in some problem: each placement in `rows` in each of `ways`, all placements of the first way first.
+
+    A node runs ONCE or AGAIN in the backward. What a hub holds is KEPT there for the backward, kept APART by each use, or made AGAIN for its own layer.
+    """
 
     cls: AnyClass
     rows: Index
+    ways: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) * len(self.ways)
+
+    def row(self, state: int) -> int:
+        """The state of the class."""
+        return int(self.rows[state % len(self.rows)])
+
+    def way(self, state: int) -> str:
+        return self.ways[state // len(self.rows)]
+
+
+ONCE, AGAIN, KEPT, APART = "once", "again", "kept", "apart"
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Within:
 
 def search_within(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, limit_bytes: float, *, num_microbatches: int,
-    in_flight: ByLayer = 1, recompute: Sequence[int] = (), optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None,
+    in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None,
     tables: Tables | None = None,
 ) -> Within:  # fmt: skip
     """The least stated time that keeps at most `limit_bytes` a device: parameters, gradients, optimizer states, and what is saved, `in_flight` times.

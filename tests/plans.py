@@ -51,20 +51,21 @@ def cluster() -> Cluster:
 
 
 def plan_for(
-    model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str | Mapping[str, Any] = "adamw"
-) -> Plan:
-    """The plan of this layout with the cheapest placement."""
+    model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str | Mapping[str, Any] = "adamw",
+    selective: bool = False,
+) -> Plan:  # fmt: skip
+    """The plan of this layout with the cheapest placement; `selective`: of the operators that run again, too."""
     devices = cluster()
     graph = model.graph(batch // want.num_microbatches, seq, dtype)
     mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
-        recompute=recompute, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
+        recompute=recompute, selective=selective, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
     )  # fmt: skip
     base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=with_defaults(optimizer), num_microbatches=want.num_microbatches)
     return replace(
-        base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=recompute,
+        base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=placed.recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
         pieces=want.pieces,
     )  # fmt: skip

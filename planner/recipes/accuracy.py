@@ -203,7 +203,8 @@ def _classes() -> str:
         "quantizes; big products and attention are the device's. Levels do not carry over from family to family, and one measured run (`headrace calibrate`) "
         "fixes them. The band of a class holds four of five runs of its families, and half of those of each, each family left out while runs of its framework "
         "on *other* classes stay: so that of a framework nobody measured is wider than told. The band of *all* is for GPUs of no class: each class left out "
-        "whole. *Held*: how many of a family's runs lie in it, the mean of families and the least.\n\n"
+        "whole. *Held*: how many of a family's runs lie in it, the mean of families and the least. On which shares frameworks differ, and how far, was chosen "
+        "with this table in view (`docs/log.md` has the tries): expect fresh families to be wider.\n\n"
         + "\n".join(rows) + "\n\n" + "\n".join(frameworks)
     )  # fmt: skip
 

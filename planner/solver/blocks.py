@@ -6,6 +6,7 @@ L blocks then cost one block and some small (min,+) products, and need not take 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ import numpy as np
 from planner.solver.chain import Chain
 from planner.solver.factors import Scope, Table
 from planner.solver.reductions import HEAVY, Factors, Undo, substitute_back
+
+LARGE = 1 << 20
+"""Entries of a table from which what surrounds a block had better be known before it is eliminated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +56,22 @@ class CannotFold(Exception):
 def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Repeated] = ()) -> dict[int, Folded]:
     """Replaces the inside of each block by a table over its boundary, of several blocks for each of `repeats`. Returns what was folded, by number.
 
+    A block with large tables that is like no other and stands for itself alone is left: the reductions of the whole graph know more of what surrounds it.
     Raises CannotFold where one of `repeats` cannot be.
     """
     done: dict[Any, tuple[list[Undo], Mapping[Scope, Table]] | None] = {}
     digests: dict[int, tuple[Table, bytes]] = {}
     repeated = {r.block: (r, factors.tables[(r.before,)]) for r in repeats}
+    found_blocks = [_block(factors, inside, digests) for inside in blocks]
+    num_alike = Counter(block.key for block in found_blocks)
     out = {}
-    for number, inside in enumerate(blocks):
-        boundary = tuple(sorted({u for v in inside for u in factors.neighbours(v)} - set(inside)))
-        names = (*inside, *boundary)
-        place = {v: i for i, v in enumerate(names)}
-        scopes = sorted({s for v in inside for s in factors.touching[v]}, key=lambda s: tuple(place[v] for v in s))
-        local = [(tuple(place[v] for v in s), factors.tables[s]) for s in scopes]
-        key = (tuple(factors.size[v] for v in names), len(inside), tuple((s, _digest(t, digests)) for s, t in local))
-        if key not in done:
-            done[key] = _eliminate_inside(key[0], len(inside), local)
-        found = done[key]
+    for number, (inside, block) in enumerate(zip(blocks, found_blocks, strict=True)):
+        names, scopes = block.names, block.scopes
+        if num_alike[block.key] == 1 and number not in repeated and max((t.size for _, t in block.local), default=0) > LARGE:
+            continue
+        if block.key not in done:
+            done[block.key] = _eliminate_inside(block.key[0], len(inside), block.local)
+        found = done[block.key]
         if found is None and number in repeated:
             raise CannotFold
         if found is None:
@@ -86,6 +90,25 @@ def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Re
             factors.add(s, table)
         out[number] = Folded(found[0], names, chain)
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Its variables, inside first; the tables that touch the inside, and the same by local number; `key` is equal for equal blocks."""
+
+    names: Scope
+    scopes: tuple[Scope, ...]
+    local: tuple[tuple[Scope, Table], ...]
+    key: Any
+
+
+def _block(factors: Factors, inside: Sequence[int], digests: dict[int, tuple[Table, bytes]]) -> _Block:
+    boundary = tuple(sorted({u for v in inside for u in factors.neighbours(v)} - set(inside)))
+    names = (*inside, *boundary)
+    place = {v: i for i, v in enumerate(names)}
+    scopes = tuple(sorted({s for v in inside for s in factors.touching[v]}, key=lambda s: tuple(place[v] for v in s)))
+    local = tuple((tuple(place[v] for v in s), factors.tables[s]) for s in scopes)
+    return _Block(names, scopes, local, (tuple(factors.size[v] for v in names), len(inside), tuple((s, _digest(t, digests)) for s, t in local)))
 
 
 def _between_ends(tables: Mapping[Scope, Table], ends: tuple[int, int]) -> Table:

@@ -13,7 +13,7 @@ from planner.solver.blocks import CannotFold, Folded, Repeated, fold
 from planner.solver.diffusion import diffuse
 from planner.solver.factors import FactorGraph, Solution
 from planner.solver.polytope import linear_program
-from planner.solver.reductions import Factors, substitute_back
+from planner.solver.reductions import HEAVY, Factors, substitute_back
 
 
 def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = (), repeats: Sequence[Repeated] = ()) -> Solution:
@@ -30,6 +30,7 @@ def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = (), repeats: Seq
     """
     factors = Factors.of(graph)
     folded = fold(factors, blocks, repeats)
+    factors.reduce(most=HEAVY)
     factors.reduce()
     gap, method = 0.0, "elimination"
     states = [0] * len(graph.num_states)

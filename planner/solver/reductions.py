@@ -95,7 +95,7 @@ class Factors:
     """Tables over sorted scopes, being reduced; `trail` is the way back to the states of the variables that are gone or have lost states.
 
     `constant`: the least cost of parts of the graph that are wholly gone. `changed`: variables whose tables are others than when the reductions last looked at
-    them.
+    them. `tried`: the entries of the last test of dominance of a variable; one of many is made again when it has become half as large.
     """
 
     size: dict[int, int]
@@ -106,6 +106,7 @@ class Factors:
     infeasible: bool = False
     constant: float = 0.0
     changed: dict[int, None] = field(default_factory=dict)
+    tried: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: FactorGraph) -> Factors:
@@ -277,6 +278,10 @@ class Factors:
             n = self.size.get(v, 1)
             if v in self.keep or n == 1 or any(len(s) > 2 for s in self.touching[v]):
                 continue
+            pairs = n * n * sum(self.tables[s].size // n for s in self.touching[v])
+            if pairs > MANY_PAIRS and 2 * pairs > self.tried.get(v, math.inf):
+                continue
+            self.tried[v] = pairs
             kept = undominated([self.tables[s].reshape(n, -1) if s[0] == v else self.tables[s].T for s in self.touching[v]])
             if not kept.all():
                 self.shrink(v, kept)
@@ -358,7 +363,7 @@ def _undominated_by_rounds(tables: Sequence[Table], thorough: bool) -> NDArray[n
     """
     pairs = _Pairs(tables)
     alive = np.ones(len(tables[0]), dtype=bool)
-    cheap_first = np.argsort(sum(np.minimum(t, t.max(where=t < NEVER, initial=0.0)).mean(axis=1) for t in pairs.tables), kind="stable")
+    cheap_first = np.argsort(sum(np.minimum(t, t.max(where=t < NEVER, initial=0.0)).mean(axis=1) for t in pairs.samples), kind="stable")
     for first in range(0, len(cheap_first), ROUND):
         better = cheap_first[first : first + ROUND]
         better, rows = better[alive[better]], np.flatnonzero(alive)
@@ -377,6 +382,7 @@ class _Pairs:
             m = table.shape[1]
             step = next(s for s in range(max(1, round(0.618 * m)), 2 * m + 1) if math.gcd(s, m) == 1)
             self.tables.append(np.ascontiguousarray(np.minimum(table, NEVER)[:, np.arange(m) * step % m]))
+        self.samples = [np.ascontiguousarray(table[:, :SAMPLE]) for table in self.tables]
 
     def beaten(self, rows: NDArray[np.intp], better: NDArray[np.intp], tries: int) -> NDArray[np.intp]:
         """Those of `rows` that one of `better` is at least as good as; of equal ones all but the first."""
@@ -401,8 +407,8 @@ class _Pairs:
     def least_excess(self, rows: NDArray[np.intp], better: NDArray[np.intp]) -> Table:
         """[row, better]: what the better one costs more at least, judged by the first columns."""
         total = np.zeros((len(rows), len(better)))
-        for table in self.tables:
-            mine, theirs = table[rows, :SAMPLE], np.minimum(table[better, :SAMPLE], NEVER / 10)
+        for table in self.samples:
+            mine, theirs = table[rows], np.minimum(table[better], NEVER / 10)
             most = np.full(total.shape, -np.inf)
             for c in range(mine.shape[1]):
                 np.maximum(most, theirs[None, :, c] - mine[:, c, None], out=most)

@@ -29,7 +29,7 @@ SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, voca
 class Twin:
     """Seconds of one step of a placement, summed actor by actor; knows nothing of tables."""
 
-    def __init__(self, graph: Graph, axes: tuple[str, ...], mesh: tuple[int, ...], pricing: Pricing, placed: Placed, m: int, recompute: tuple[int, ...]):
+    def __init__(self, graph: Graph, axes: tuple[str, ...], mesh: tuple[int, ...], pricing: Pricing, placed: Placed, m: int, recompute: tuple[int | str, ...]):
         self.graph, self.axes, self.mesh, self.pricing, self.placed, self.m = graph, axes, mesh, pricing, placed, m
         self.joint = backward(graph, recompute)
         self.recompute = recompute
@@ -80,9 +80,11 @@ class Twin:
         """Whether the backward boxes this operand of a forward node once more: for a re-run, for a gradient in a re-run layer, or because it is a weight."""
         t = n.inputs[i]
         read = any(t in (r, r.removesuffix(RECOMPUTED)) for g in self.joint.graph.nodes if g.origin == n.name and g.phase in ("I", "W") for r in g.inputs)
-        if t in self.params and n.layer not in self.recompute:
-            return read
-        return n.layer in self.recompute and (read or self.runs_again(n))
+        if n.layer in self.recompute:
+            return read or self.runs_again(n)
+        if t in self.params:
+            return read or self.runs_again(n)
+        return any(t + RECOMPUTED in g.inputs for g in self.joint.graph.nodes if g.origin == n.name and g.phase in ("I", "W", "R"))
 
     def runs_again(self, n: Node) -> bool:
         return any(g.phase == "R" and g.origin == n.name for g in self.joint.graph.nodes)

@@ -92,6 +92,30 @@ def test_of_a_recomputed_layer_only_what_the_backward_needs_runs_again() -> None
     assert last.name not in again
 
 
+def test_a_named_operator_runs_again_just_before_its_layer_reads_it() -> None:
+    graph = forward()
+    norm = next(n for n in graph.nodes if n.op == "layer_norm" and n.layer == 2)
+    joint = backward(graph, recompute=(norm.name,))
+    joint.graph.check()
+    (again,) = [n for n in joint.graph.nodes if n.phase == "R"]
+    assert (again.origin, again.attrs, again.inputs) == (norm.name, norm.attrs, norm.inputs)
+    readers = [n for n in joint.graph.nodes if n.phase in ("I", "W") and set(n.inputs) & set(again.outputs)]
+    assert all(n.layer == norm.layer for n in readers)
+    names = [n.name for n in joint.graph.nodes]
+    assert names.index(again.name) == min(map(names.index, (n.name for n in readers))) - 1
+    assert not any(n.phase in ("I", "W") and n.layer == norm.layer and norm.outputs[0] in n.inputs for n in joint.graph.nodes)
+
+
+def test_a_named_operator_reads_what_others_make_again_and_serves_its_own_layer_alone() -> None:
+    graph = forward()
+    chain = [n for n in graph.nodes if n.layer == 1][-3:]  # the last product's bias, dropout, and the sum that leaves the layer
+    assert not [n for n in backward(graph, recompute=tuple(n.name for n in chain)).graph.nodes if n.phase == "R"], "no gradient of their layer reads them"
+    norm, product = (next(n for n in graph.nodes if n.layer == 1 and n.op == op) for op in ("layer_norm", "linear"))
+    joint = backward(graph, recompute=(norm.name, product.name, "no such operator"))
+    bias = next(n for n in graph.nodes if n.inputs[0] == product.outputs[0])
+    assert {n.origin for n in joint.graph.nodes if n.phase == "R"} == {norm.name}, f"{bias.name} keeps what attention reads"
+
+
 def test_the_losses_of_all_microbatches_add_up_to_the_mean() -> None:
     graph = forward()
     factor = {n.name: n.attrs["factor"] for n in graph.nodes if n.op == "total"}

@@ -26,7 +26,7 @@ def brute(num_devices: int, batch: int) -> set[Candidate]:
                 for mbs in range(1, batch // dp + 1):
                     m = batch // (dp * mbs)
                     if m * dp * mbs == batch:
-                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "full")}
+                        found |= {Candidate(dp, tp, pp, mbs, m, s, r, v) for s, v in brute_schedules(pp, m) for r in ("none", "selective", "full")}
     return found
 
 
@@ -74,7 +74,7 @@ def test_values_are_typed() -> None:
         ({"ep": 2}, PlanError, "--fix ep=2: `.*` has no experts to split; leave ep out"),
         ({"vpp": 3, "schedule": "zb-v"}, PlanError, "schedule `zb-v` puts 2 stages on a rank, not 3"),
         ({"schedule": "zb"}, PlanError, "known schedules are gpipe, 1f1b"),
-        ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none and full"),
+        ({"recompute": "some"}, PlanError, "--fix recompute=some: legal are none, selective .* and full"),
         ({"zero": 4}, PlanError, "--fix zero=4: legal are 0, 1, 2 and 3"),
         ({"dp": 2, "tp": 2, "pp": 4}, PlanError, "--fix dp=2 x tp=2 x pp=4 asks for 16 devices, the cluster has 8; dp x tp x pp must be 8"),
         ({"dp": 2, "tp": 2, "pp": 4, "cp": 2}, PlanError, "asks for 32 devices, the cluster has 8; dp x tp x pp x cp must be 8"),

@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
     "short": (lambda: replace(PLAN, stages=(FIRST, replace(SECOND, last=5))), "cover layers 0 to 6 of"),
     "empty stage": (lambda: replace(PLAN, stages=(FIRST, SECOND, Stage(6, 6, (8, 9, 10, 11)))), "one or more each"),
     "recompute": (lambda: replace(PLAN, recompute=(9,)), r"recompute names layers \(9,\); .* has layers 0 to 5"),
+    "rerun": (lambda: replace(PLAN, recompute=(1, "h.9.ln_1")), r"recompute names operators h.9.ln_1, which .* does not have"),
     "schedule": (lambda: replace(PLAN, schedule="zb"), "schedule `zb` is not known; known are gpipe, 1f1b"),
     "no rule": (lambda: less("rules", "h.1.mlp.up"), "one rule for each of the axes .* at node `h.1.mlp.up`, it has None"),
     "rule": (lambda: rules("h.1.ln_1", Rule("split", "h"), Rule("B")), r"node `h.1.ln_1` .* cannot follow `.*h.*` on axis dp; it can follow B"),

@@ -169,7 +169,9 @@ def test_what_does_not_divide_is_refused() -> None:
 
 def _step_s(seq: int, tp: int, cp: int) -> float:
     model = load("llama-3-8b", num_layers=8, max_positions=seq)
-    found = plan(model, cluster(), batch=1, seq=seq, fix={"dp": 1, "pp": 1, "tp": tp, "cp": cp, "recompute": "none", **({"cp_form": "gather"} if cp > 1 else {})}, top=1)
+    found = plan(
+        model, cluster(), batch=1, seq=seq, fix={"dp": 1, "pp": 1, "tp": tp, "cp": cp, "recompute": "none", **({"cp_form": "gather"} if cp > 1 else {})}, top=1
+    )
     return float(found.plans[0].predicted["step_s"])
 
 

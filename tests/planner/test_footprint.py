@@ -29,7 +29,7 @@ def test_no_placement_needs_less(model: Model, dtype: str) -> None:
 def test_recompute_keeps_less() -> None:
     model, cluster = llama(num_layers=2), load_cluster("1x4xH100-SXM")
     evaluator = Evaluator(Bounds(model, SEQ, "float32", CostModel(cluster)), cluster, 8, OPTIMIZERS["adamw"], {}, 0.95)
-    assert sum(evaluator.footprint.saved(True)) < 0.5 * sum(evaluator.footprint.saved(False))
+    assert sum(evaluator.footprint.saved("full")) < 0.5 * sum(evaluator.footprint.saved("none"))
 
 
 def test_two_copies_need_the_room_of_two_stages() -> None:

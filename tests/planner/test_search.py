@@ -19,7 +19,7 @@ from planner.check import check_plan
 from planner.evaluate import Evaluator
 from planner.lower import lower, representatives
 from planner.optimizers import OPTIMIZERS
-from planner.search import PATIENCE, Result, evaluate_fixed, plan
+from planner.search import PATIENCE, STUBBORN, Result, evaluate_fixed, plan
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
@@ -213,7 +213,7 @@ def test_what_is_fixed_stays(fix: dict[str, Any]) -> None:
 def test_patience_ends_the_search() -> None:
     result = search(batch=64, top=1)
     assert result.evaluated < result.searched
-    assert result.evaluated >= min(PATIENCE, result.searched - result.pruned)
+    assert result.evaluated >= min(STUBBORN, result.searched - result.pruned)
 
 
 def test_questions_without_an_answer() -> None:

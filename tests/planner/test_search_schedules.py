@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -81,3 +82,17 @@ def test_stages_are_as_the_user_lays_them_out(stages: str) -> None:
     for p in result.plans:
         assert [(s.first, s.last) for s in p.stages] == [(0, 2), (2, 4), (4, 6), (6, 8)]
         assert p.layout["pp"] == 4
+
+
+def test_where_1f1b_keeps_too_much_schedules_that_keep_less_are_tried() -> None:
+    """Four ranks with too little memory for what 1F1B keeps at least on the first of them, and enough for a V."""
+    model, seq = llama(num_layers=10, hidden=256, head_dim=32, mlp_hidden=768), 2048
+    fix = {"pp": 4, "tp": 1, "dp": 1, "mbs": 1, "recompute": "none"}
+    one = _evaluator(model, CLUSTER, BATCH, seq, "bfloat16", OPTIMIZERS["adamw"], fix, 0.95)
+    plain, *others = candidates(one.fix, 4, BATCH, one.bounds.graph(1))
+    least = min(one.evaluate_at(c, 0.0).memory.peak_bytes for c in others if c.schedule in ("v-min", "v-half"))
+    assert least < one.footprint.least_bytes(plain)
+    size = int(0.5 * (one.footprint.least_bytes(plain) + least) / 0.95)
+    cluster = replace(CLUSTER, devices=tuple(replace(d, memory_bytes=size, usable_bytes=size) for d in CLUSTER.devices))
+    result = plan(model, cluster, batch=BATCH, seq=seq, dtype="bfloat16", top=1, fix=fix, budget_s=600.0)
+    assert result.plans[0].schedule in ("v-min", "v-half")

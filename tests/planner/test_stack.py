@@ -12,10 +12,10 @@ from planner.arena import Life
 from planner.lower import in_flight
 from planner.pieces import unrolled_slots
 from planner.schedules import schedule
-from planner.stack import stack
+from planner.stack import Kept, stack
 
 
-def pieces_of(p: int, m: int, rank: int, nbytes: tuple[int, ...]) -> tuple[list[Register], dict[str, tuple[Life, ...]], list[int]]:
+def pieces_of(p: int, m: int, rank: int, nbytes: tuple[int, ...]) -> tuple[list[Register], dict[str, Kept], list[int]]:
     """(two registers for each piece, their lives, the slots that each piece would need by itself) under Seq1F1B."""
     k = len(nbytes)
     (order,) = unrolled_slots((schedule("seq1f1b", k).orders(p, m)[rank],), k)
@@ -25,7 +25,7 @@ def pieces_of(p: int, m: int, rank: int, nbytes: tuple[int, ...]) -> tuple[list[
         stage = rank * k + j
         for name in ("x", "y"):
             registers.append(Register(f"{name}{j}", rank, (n,), "int8", n, credits=2))
-            lives[f"{name}{j}"] = tuple(Life(at[stage, "F", i], at[stage, "B", i]) for i in range(m))
+            lives[f"{name}{j}"] = Kept(tuple(Life(at[stage, "F", i], at[stage, "B", i]) for i in range(m)), j)
         alone.append(in_flight(order, (stage, "F"), {(stage, "I"), (stage, "W")}))
     return registers, lives, alone
 
@@ -36,7 +36,7 @@ def test_items_that_live_at_once_lie_apart(nbytes: tuple[int, ...], rank: int) -
     registers, lives, alone = pieces_of(4, 6, rank, nbytes)
     placed = stack(registers, lives)
     assert [r.name for r in placed] == [r.name for r in registers]
-    items = [(r.offsets[i], r.offsets[i] + r.nbytes, lives[r.name][i]) for r in placed for i in range(6)]
+    items = [(r.offsets[i], r.offsets[i] + r.nbytes, lives[r.name].lives[i]) for r in placed for i in range(6)]
     for (a, b, one), (c, d, two) in combinations(items, 2):
         assert b <= c or d <= a or one.end < two.start or two.end < one.start
     assert all(r.credits == 6 and r.arena == f"saved@{rank}" and all(o % 64 == 0 for o in r.offsets) for r in placed)
