@@ -120,11 +120,12 @@ def _bands(priced: Priced, found: Sequence[Estimate]) -> str:
     for family, parts in parts_of(priced.runs).items():
         mine = [i for i in parts["all"] if priced.runs[i].measured_s]
         inside = [found[i].low_s <= float(priced.runs[i].measured_s or 0.0) <= found[i].high_s for i in mine]
-        width = float(np.median([100 * (found[i].high_s / found[i].step_s - 1) for i in mine]))
+        width = float(np.median([50 * (found[i].high_s - found[i].low_s) / found[i].step_s for i in mine]))
         own = sum(found[i].basis.startswith("cross-validated") for i in mine)
         rows.append(f"| {family} | {len(mine)} | {width:.0f} | {100 * float(np.mean(inside)):.0f} | {'own runs' if 2 * own > len(mine) else 'class'} |")
     return (
-        "## Bands\n\nFour of five runs are meant to lie in their band. *Own runs*: the GPU, release and machine have at least "
+        "## Bands\n\nFour of five runs are meant to lie in their band; its half-width is half of what lies between its ends, over the "
+        "prediction. *Own runs*: the GPU, release and machine have at least "
         f"{ENOUGH} measured runs, and the band is that of their cross-validated errors. *Class*: the band of families that were left out among GPUs of the "
         "class; between families the ranking carries over, the level does not, and one measured step fixes it (`headrace calibrate`).\n\n" + "\n".join(rows)
     )
@@ -186,16 +187,26 @@ def _share(name: str, value: float, expected: float | None) -> str:
 
 
 def _classes() -> str:
-    rows = ["| class | runs | shares | band % | band %, level fixed | error of each family left out -> one run fixing its level |", "|---" * 6 + "|"]
+    head = ("class", "runs", "shares", "band %", "held % (least)", "band %, level fixed", "error of each family left out -> one run fixing its level")
+    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, found in fits()["classes"].items():
         shares = ", ".join(f"{k} {v:.2f}" for k, v in found["shares"].items())
         left = ", ".join(f"{family} {e['mape']:.0f} -> {e['after_one']:.0f}" for family, e in found["families"].items())
-        bands = f"{100 * math.expm1(found['band']):.0f} | {100 * math.expm1(found['band_after_one']):.0f}"
-        rows.append(f"| {name} | {found['runs']} | {shares} | {bands} | {left} |")
+        band, levelled = (f"{100 * math.sinh(found[key]):.0f}" for key in ("band", "band_after_one"))
+        held = f"{100 * found['covered']:.0f} ({100 * found['covered_least']:.0f})"
+        rows.append(f"| {name} | {found['runs']} | {shares} | {band} | {held} | {levelled} | {left} |")
+    frameworks = ["| framework | times the class's shares |", "|---|---|"]
+    frameworks += [f"| {name} | {', '.join(f'{k} {v:.2f}' for k, v in found.items())} |" for name, found in fits()["frameworks"].items()]
     return (
-        "## Classes of GPUs\n\nFor what was not measured: one set of shares for a class, every family weighing the same. Levels do not carry over from "
-        "family to family; one measured run (`headrace calibrate`) fixes them.\n\n" + "\n".join(rows)
-    )
+        "## Classes of GPUs\n\nFor what was not measured: shares of the class of the GPU times factors of the framework, fitted to all runs at once, every "
+        "family of a class weighing the same (`planner/recipes/transfer.py`). What carries over from one class to another is what a framework fuses, hides and "
+        "quantizes; big products and attention are the device's. Levels do not carry over from family to family, and one measured run (`headrace calibrate`) "
+        "fixes them. The band of a class holds four of five runs of its families, and half of those of each, each family left out while runs of its framework "
+        "on *other* classes stay: so that of a framework nobody measured is wider than told. The band of *all* is for GPUs of no class: each class left out "
+        "whole. *Held*: how many of a family's runs lie in it, the mean of families and the least. On which shares frameworks differ, and how far, was chosen "
+        "with this table in view (`docs/log.md` has the tries): expect fresh families to be wider.\n\n"
+        + "\n".join(rows) + "\n\n" + "\n".join(frameworks)
+    )  # fmt: skip
 
 
 # ---- the plot ------------------------------------------------------------------------------------------------------------------------------------------

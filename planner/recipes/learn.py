@@ -12,7 +12,9 @@ from planner.recipes.estimate import Priced
 from planner.recipes.fit import Problem, cross_validate, fit, predict
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
-from planner.recipes.study import ENOUGH, Study, class_of, class_shares, studies, study_of
+from planner.recipes.step import step
+from planner.recipes.study import ENOUGH, Study, class_of, class_shares, framework_of, framework_shares, studies, study_of
+from planner.recipes.transfer import Transfer, transfer
 from planner.recipes.works import LOW
 
 THIRDS = 3
@@ -39,7 +41,7 @@ def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> d
         crossed[:, which] = _thirds(problem)
         left[:, which] = _sizes(problem, [runs[i] for i in which])
         members |= _members(study, problem, shares, crossed[:, which], left[:, which], [runs[i] for i in which])
-    return {"schema_version": 1, "members": members, "classes": _classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
+    return {"schema_version": 1, "members": members, **_classes(runs, bill, seconds, progress), "families": _families(runs, crossed, left)}
 
 
 def problem_of(study: Study, bill: Bill, seconds: np.ndarray, member: np.ndarray) -> Problem:
@@ -143,25 +145,48 @@ def parts_of(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
 
 
 def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Callable[[str], None]) -> dict[str, Any]:
-    """For every class of GPUs, and for all: shares fitted to all its families, each weighing the same, and the band of left-out families."""
-    out = {}
-    kinds = np.array([class_of(run.gpu) for run in runs])
-    for kind in (*dict.fromkeys(k for k in kinds if k), "all"):
-        mine = np.arange(len(runs)) if kind == "all" else np.flatnonzero(kinds == kind)
-        family = np.array([source_of(runs[int(i)]) for i in mine])
-        progress(f"class {kind}: {len(mine)} runs of {len(set(family))} families")
-        problem = _pooled(bill.take(mine), seconds[mine], family)
-        names = sorted(set(family))
-        off = np.log(cross_validate(problem, np.array([names.index(f) for f in family])) / seconds[mine]) if len(names) > 1 else np.zeros(len(mine))
-        units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
-        parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
-        band, levelled = _equal_spread([off[family == name] for name in names]), [one_fixes_level(part) for part in parts.values()]
-        by_family = {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)}
-        out[kind] = {
-            "runs": len(mine), "shares": _rounded(fit(problem)[0]), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
-            "families": by_family,
-        }  # fmt: skip
-    return out
+    """For every class of GPUs, and for all: shares, and the band of its families, each left out while its framework's runs on other classes stay."""
+    kinds, families = np.array([class_of(run.gpu) for run in runs]), np.array([source_of(run) for run in runs])
+    frameworks = np.array([framework_of(run.release) for run in runs])
+
+    def fitted_to(which: np.ndarray) -> Transfer:
+        return transfer(class_shares(), framework_shares(), bill.take(which), seconds[which], kinds[which], frameworks[which], families[which])
+
+    def left_out(groups: np.ndarray) -> np.ndarray:
+        """Logarithms [n] of predicted over measured of the runs of each group, fitted without it."""
+        off = np.zeros(len(runs))
+        for group in sorted(set(groups)):
+            without = fitted_to(np.flatnonzero(groups != group))
+            for kind, framework in sorted(set(zip(kinds[groups == group], frameworks[groups == group], strict=True))):
+                mine = np.flatnonzero((groups == group) & (kinds == kind) & (frameworks == framework))
+                off[mine] = np.log(step(bill.take(mine), without.shares(kind, framework)).total / seconds[mine])
+        return off
+
+    found = fitted_to(np.arange(len(runs)))
+    progress(f"classes: {', '.join(found.classes)}")
+    off = left_out(np.array([f"{kind}, {family}" for kind, family in zip(kinds, families, strict=True)]))
+    progress("classes: every family left out")
+    out = {kind: _class(runs, off, np.flatnonzero(kinds == kind), families, found.shares(kind)) for kind in found.classes}
+    out["all"] = _class(runs, left_out(kinds), np.arange(len(runs)), families, found.shares())
+    progress("classes: every class left out")
+    times = {f: {name: round(float(np.exp(x)), 6) for name, x in zip(found.names, logs, strict=True) if x} for f, logs in found.frameworks.items()}
+    return {"classes": out, "frameworks": times}
+
+
+def _class(runs: Sequence[Run], off: np.ndarray, mine: np.ndarray, families: np.ndarray, shares: Shares) -> dict[str, Any]:
+    """What is told of a class whose runs are `mine`: `off` are the errors of the runs left out."""
+    off, family = off[mine], families[mine]
+    units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
+    parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
+    by_family = [off[family == name] for name in sorted(set(family))]
+    band = max(_equal_spread(by_family), *(float(np.median(np.abs(part))) for part in by_family))  # no family lies outside with more than half of its runs
+    levelled = [one_fixes_level(part) for part in parts.values()]
+    inside = [float(np.mean(np.abs(part) <= band)) for part in by_family]
+    return {
+        "runs": len(mine), "shares": _rounded(shares), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
+        "covered": round(float(np.mean(inside)), 3), "covered_least": round(min(inside), 3),
+        "families": {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)},
+    }  # fmt: skip
 
 
 def one_fixes_level(off: np.ndarray) -> np.ndarray:
@@ -182,12 +207,6 @@ def _mean(off: np.ndarray) -> float:
 def source_of(run: Run) -> str:
     """What counts as one family when families are left out: all tables of one paper or project."""
     return run.family.split(" Table")[0]
-
-
-def _pooled(bill: Bill, seconds: np.ndarray, family: np.ndarray) -> Problem:
-    names, counts = np.unique(family, return_counts=True)
-    weight = np.array([1.0 / counts[np.searchsorted(names, f)] for f in family]) * 10.0
-    return Problem(bill, seconds, np.zeros(len(seconds), int), class_shares(), (), (Shares(),), weight)
 
 
 def _equal_spread(by_family: Sequence[np.ndarray]) -> float:

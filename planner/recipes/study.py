@@ -85,9 +85,23 @@ def class_of(gpu: str) -> str:
     return next((c["name"] for c in _spec()["classes"] if any(gpu.startswith(g) for g in c["gpus"])), "")
 
 
+def framework_of(release: str) -> str:
+    """The framework of a release; "" where nothing of it was measured.
+
+    >>> framework_of("Megatron-Bridge 26.04"), framework_of("of my own")
+    ('Megatron-Core', '')
+    """
+    return next((f["name"] for f in _spec()["frameworks"] if any(release.startswith(r) for r in f["releases"])), "")
+
+
 def class_shares() -> tuple[str, ...]:
     """What is fitted for a whole class of GPUs."""
     return tuple(_spec()["class_shares"])
+
+
+def framework_shares() -> tuple[str, ...]:
+    """Of these, in what a framework differs from others on any GPU: what it fuses, hides and quantizes. Big products and attention are the device's."""
+    return tuple(_spec()["framework_shares"])
 
 
 def study_of(run: Run, among: Sequence[Study] | None = None) -> tuple[Study, int] | None:
@@ -104,11 +118,13 @@ def fits() -> Mapping[str, Any]:
 
 
 def fitted(run: Run) -> Fitted:
-    """Shares and band of a run: of its GPU, release and machine where they were measured, else of its GPU's class, else of all."""
-    own, whole = study_of(run), _class(run.gpu)
+    """Shares and band of a run: of its GPU, release and machine where they were measured, else of its GPU's class, else of all, times its framework's."""
+    own = study_of(run)
     if own is None:
         width, basis = class_band(run.gpu)
-        return Fitted(Shares().with_(whole["shares"]), width, basis)
+        times = fits()["frameworks"].get(framework_of(run.release), {})
+        whole = {name: value * times.get(name, 1.0) for name, value in _class(run.gpu)["shares"].items()}
+        return Fitted(Shares().with_(whole), width, basis)
     study, i = own
     found = fits()["members"][str(study.members[i])]
     shares = Shares().with_(found["shares"])

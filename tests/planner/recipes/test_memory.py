@@ -148,13 +148,34 @@ def test_nine_of_ten_measured_peaks_lie_in_their_band() -> None:
     assert np.mean(inside) >= 0.9
 
 
-def test_what_ran_fits_and_what_is_a_tenth_short_does_not() -> None:
+def failed() -> dict[str, str]:
+    """Answers for configurations that were reported to run out of memory, by thread. The last keeps 15 bytes a score, more than any release here."""
+    llama_70b = replace(LLAMA, layers=80, hidden=8192, heads=64, ffn=28672)
+    moe_16b = Shape(
+        "moe-mla", 27, 2048, 16, 16, 128, 10944, 102400, gated=True, tied=False, experts=64, topk=6, moe_ffn=1408, shared_experts=2, dense_layers=1,
+        kv_rank=512, rope_dim=64,
+    )  # fmt: skip
+    titan = {"num_gpus": 8, "pp": 1, "dp": 8, "zero": 3, "schedule": "none", "release": "torchtitan 2024-12"}
+    b200 = {**titan, "gpu": "B200-SXM", "recompute": "none", "options": ("compile",)}
+    one = Shape("llama", 1, 5120, 40, 8, 128, 13824, 152064, gated=True)
+    runs = {
+        "NVIDIA-NeMo/Automodel issue 2673": run(llama_70b, seq=1024, gpu="H100-SXM", num_gpus=32, dp=4, mbs=4, zero=3, release="NeMo Automodel"),
+        "pytorch/torchtitan issue 1789": run(moe_16b, seq=4096, mbs=8, gbs=64, **{**titan, "gpu": "H100-SXM", "ep": 8, "recompute": "selective"}),
+        "pytorch/torchtitan PR 1993": run(moe_16b, seq=4096, mbs=8, gbs=64, **b200),
+        "pytorch/torchtitan PR 1993, 8,192 tokens": run(moe_16b, seq=8192, mbs=4, gbs=32, **b200),
+        "pytorch/torchtitan PR 1993, ep 8": run(moe_16b, seq=4096, mbs=8, gbs=64, ep=8, **b200),
+        "VITA-MLLM/Long-VITA issue 7": run(one, seq=32768, gpu="H100-SXM-96GB", num_gpus=4, pp=1, tp=4, mbs=1, gbs=1, schedule="none"),
+    }
+    return {thread: ledger(r).fits for thread, r in runs.items()}
+
+
+def test_what_ran_fits_and_what_is_a_tenth_short_or_ran_out_does_not() -> None:
     runs = [e.run for e in bundled_entries() if e.run is not None and e.run.memory_gib]
     ran = [ledger(r).fits for r in runs]
     short = [ledger(r, usable_bytes=0.9 * GIB * (r.memory_gib or 0.0)).fits for r in runs]
     assert sum(answer != "no" for answer in ran) >= 0.9 * len(runs)
     assert len(short) >= 30
-    assert sum(answer == "yes" for answer in short) <= 2
+    assert [*short, *failed().values()].count("yes") <= 2
 
 
 def test_runs_without_a_published_peak_fitted_too() -> None:
