@@ -240,6 +240,8 @@ class _Writer:
         found = {}
         for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
+            if self.plan.pieces and self._memory(value) != "saved":
+                continue  # gradients of keys wait from one piece to the next: so short that in the stack they would tear the others apart
             if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
                 spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
                 # the n-th item that is written lies in slot n, whichever microbatch's it is
