@@ -1,13 +1,14 @@
 """Corrects a cluster by measured runs of programs on it: levels, by which everything that is priced is multiplied (`profile["levels"]`).
 
 One measured step fixes the level of all. Timelines fix that of every operator and of communication, then that of the step; half of what was measured is kept
-back, so that the error of what was fitted and of what was not are told apart.
+back, so that the error of what was fitted and of what was not are told apart. A kind of communication that takes far longer than all else
+would explain is named and corrects nothing: that is a wrong kernel or a broken link, which a slower link in the profile would hide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ir.cluster import Cluster
 from ir.errors import InputError
@@ -25,6 +26,9 @@ COMPUTE, COMMUNICATION = "compute", "communication"
 SUSPECT = 20.0
 """A level further than this from 1 says that the measurement is of something else."""
 
+OUTLIER = 3.0
+"""Times that a kind of communication may take longer than all else that was measured, each beside what was predicted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -37,24 +41,34 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The corrected cluster; the mean |predicted / measured - 1| of a step before, on what was fitted, and on what was not (None where nothing was left)."""
+    """The corrected cluster; the mean |predicted / measured - 1| of a step before, on what was fitted, and on what was not (None where nothing was left).
+
+    `outliers`: measured over predicted seconds of the kinds of communication by which nothing was corrected.
+    """
 
     cluster: Cluster
     before: float
     train: float
     test: float | None
+    outliers: Mapping[str, float] = field(default_factory=dict)
 
 
 def calibrate(cluster: Cluster, train: Sequence[Sample], test: Sequence[Sample] = ()) -> Calibration:
-    """Fits levels to `train`; InputError where what was measured has nothing to do with what is predicted."""
+    """Fits levels to `train`; InputError where what was measured has nothing to do with what is predicted.
+
+    With an outlier among the kinds of communication the step's own level is left alone: the others would be blamed for it.
+    """
     if not train:
         raise InputError("nothing measured was given to calibrate by")
     before = error(cluster, train)
-    found = cluster
+    found, outliers = cluster, dict[str, float]()
     if timelines := [s for s in train if s.timeline is not None]:
-        found = levelled(found, _by_operator(found, timelines))
-    found = _level_of_step(found, train)
-    return Calibration(found, before, error(found, train), error(found, test) if test else None)
+        busy = _busy(found, timelines)
+        outliers = _outliers(busy)
+        found = levelled(found, _by_operator(busy, outliers))
+    if not outliers:
+        found = _level_of_step(found, train)
+    return Calibration(found, before, error(found, train), error(found, test) if test else None, outliers)
 
 
 def error(cluster: Cluster, samples: Sequence[Sample]) -> float:
@@ -94,19 +108,40 @@ def _level_of_step(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
     return found
 
 
-def _by_operator(cluster: Cluster, samples: Sequence[Sample]) -> dict[str, float]:
-    """Measured over predicted seconds of work, of every operator and of communication, waiting not counted."""
-    sums: dict[str, list[float]] = {}
+Busy = Mapping[tuple[str, bool], Sequence[float]]
+"""Predicted and measured seconds of work, waiting not counted, of every operator and of every kind of communication (True)."""
+
+
+def _busy(cluster: Cluster, samples: Sequence[Sample]) -> Busy:
+    sums: dict[tuple[str, bool], list[float]] = {}
     for s in samples:
         for side, timeline in enumerate((simulate(s.program, CostModel(cluster), steps=3), s.timeline)):
             if timeline is not None:
                 _add_busy(sums, side, timeline, s.program)
-    return {name: measured / predicted for name, (predicted, measured) in sorted(sums.items()) if predicted > 0 and measured > 0}
+    return {key: both for key, both in sorted(sums.items()) if min(both) > 0}
 
 
-def _add_busy(sums: dict[str, list[float]], side: int, timeline: Timeline, program: Program) -> None:
+def _add_busy(sums: dict[tuple[str, bool], list[float]], side: int, timeline: Timeline, program: Program) -> None:
     steady = set(timeline.steady_steps)
     for t in timed(timeline, program):
-        if t.span.step in steady and t.actor.work.kind in ("compute", "collective", "send", "recv"):
-            name = COMMUNICATION if t.is_comm else t.actor.work.op
-            sums.setdefault(name, [0.0, 0.0])[side] += t.busy_s / len(steady)
+        work = t.actor.work
+        if t.span.step in steady and work.kind in ("compute", "collective", "send", "recv"):
+            name = "p2p" if work.kind in ("send", "recv") else work.op
+            sums.setdefault((name, t.is_comm), [0.0, 0.0])[side] += t.busy_s / len(steady)
+
+
+def _outliers(busy: Busy) -> dict[str, float]:
+    """Measured over predicted of the kinds of communication that all else does not explain."""
+    found = {}
+    for (name, is_comm), (predicted, measured) in busy.items():
+        rest = [sum(both[side] for key, both in busy.items() if key != (name, is_comm)) for side in (0, 1)]
+        if is_comm and rest[0] and measured / predicted > OUTLIER * rest[1] / rest[0]:
+            found[name] = measured / predicted
+    return found
+
+
+def _by_operator(busy: Busy, outliers: Mapping[str, float]) -> dict[str, float]:
+    """Measured over predicted seconds of every operator, and of communication but for the outliers."""
+    levels = {name: measured / predicted for (name, is_comm), (predicted, measured) in busy.items() if not is_comm}
+    talk = [both for (name, is_comm), both in busy.items() if is_comm and name not in outliers]
+    return levels | ({COMMUNICATION: sum(m for _, m in talk) / sum(p for p, _ in talk)} if talk else {})

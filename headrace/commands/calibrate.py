@@ -20,11 +20,16 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     levels = dict(found.cluster.profile.get("levels", {}))
     document = {
         "schema_version": SCHEMA_VERSION, "kind": "calibration", "cluster": {"name": found.cluster.name, "fingerprint": found.cluster.fingerprint},
-        "levels": levels, "error_before": found.before, "error_train": found.train, "error_test": found.test, "path": args.output,
+        "levels": levels, "error_before": found.before, "error_train": found.train, "error_test": found.test,
+        "outliers": dict(found.outliers), "path": args.output,
     }  # fmt: skip
     told = ", ".join(f"{name} {value:.3g}" for name, value in sorted(levels.items())[:8])
     test = "nothing was kept back to test on" if found.test is None else f"{100 * found.test:.1f} % on what was kept back"
+    odd = tuple(
+        f"{name} takes {ratio:.1f} times its price, all else does not: look for its kernel or link; not corrected" for name, ratio in found.outliers.items()
+    )
     lines = (
+        *odd,
         f"step predicted off by {100 * found.before:.1f} % before, {100 * found.train:.1f} % on what was fitted, {test}",
         f"everything takes so many times what it was priced: {told}" + (f" and {len(levels) - 8} more" if len(levels) > 8 else ""),
         f"wrote {args.output}; name it as CLUSTER: headrace simulate MODEL {args.output}",

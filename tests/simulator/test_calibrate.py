@@ -58,6 +58,20 @@ def test_timelines_fix_what_takes_longer(program: Program, cluster: Cluster) -> 
     assert found.test < 0.01
 
 
+def test_a_kind_of_communication_that_nothing_explains_is_named_and_corrects_nothing(program: Program, cluster: Cluster) -> None:
+    """B093, marin-community/marin issue 7012: an exchange by a wrong kernel, 7.7 times as slow; a slower link in the profile would hide it."""
+    sample = measured(program, cluster)
+    assert sample.timeline is not None
+    collectives = {a.name: a.work.op for a in program.actors if a.work.kind == "collective"}
+    odd = sorted(set(collectives.values()))[0]
+    longer = {name: 7.7 if op == odd else 1.0 for name, op in collectives.items()}
+    spans = tuple(x._replace(end_s=x.start_s + longer.get(x.actor, 1.0) * (x.end_s - x.start_s)) for x in sample.timeline.spans)
+    found = calibrate(cluster, (replace(sample, timeline=replace(sample.timeline, spans=spans), step_s=2 * sample.step_s),))
+    assert list(found.outliers) == [odd]
+    assert found.outliers[odd] > 3
+    assert found.cluster.profile["levels"].get(COMMUNICATION, 1.0) == pytest.approx(1.0, rel=0.02)
+
+
 def test_levels_multiply_every_price(program: Program, cluster: Cluster) -> None:
     plain, slow = CostModel(cluster), CostModel(scaled(scaled(cluster, 2.0), 1.5))
     for actor in program.actors:
