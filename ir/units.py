@@ -61,7 +61,7 @@ def count(value: float) -> str:
     """A count in the field's decimal units.
 
     >>> count(124_439_808), count(999_885_952)
-    ('124 M', '1000 M')
+    ('124 M', '1 B')
     """
     return _scaled(value, (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))).strip()
 
