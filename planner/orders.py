@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.plan import Plan
-from ir.program import Program
 from planner.schedules import Orders, Schedule, schedule
-from planner.schedules.auto import Limits, StageTimes, search_orders
 from planner.schedules.own import own_schedule, size_of
 from planner.schedules.slot import Slot
 from planner.schedules.text import passes, read
-from simulator.cost import CostModel
-from simulator.estimate import pass_seconds
 
 OWN = ("auto", "table")
 """Names of schedules whose orders stand in the plan: found for its own times, or given by the user."""
@@ -64,20 +60,6 @@ def kept(name: str, num_ranks: int, num_microbatches: int, num_chunks: int, num_
     if name in OWN:
         return schedule("1f1b").stash(0, num_ranks, num_microbatches)
     return schedule(name, num_pieces).stash(0, num_ranks, num_microbatches, num_chunks)
-
-
-def auto_orders(plan: Plan, program: Program, cost: CostModel, spare: Mapping[int, float]) -> Orders:
-    """The best orders found for the stage times of `program`, which runs `plan` by another schedule with one stage a rank.
-
-    `spare`: by first rank of a stage, how many times over the activations of one microbatch fit into its memory.
-    """
-    times = [pass_seconds(program, cost, ranks[0]) for ranks in plan.sites]
-    sent = [(a.rank, cost.work_s(a.work, a.rank)) for a in program.actors if a.work.kind == "send"]
-    hops = tuple(max((s for rank, s in sent if rank == ranks[0]), default=0.0) for ranks in plan.sites[:-1])
-    f, i, w = (tuple(part) for part in zip(*times, strict=True))
-    stages = StageTimes(f, i, w, hops, tuple(range(len(times))))
-    limits = Limits(tuple(max(1.0, spare[ranks[0]]) for ranks in plan.sites), (1.0,) * len(times))
-    return search_orders(stages, plan.num_microbatches, limits).orders
 
 
 def orders_of(plan: Plan) -> Orders:

@@ -25,11 +25,12 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
+from planner.costs import ByLayer, Terms
 from planner.facts import analyse
 from planner.optimizers import with_defaults
 from planner.placed import Placed, read
 from planner.pricing import Pricing
-from planner.problem import ByLayer, Given, Problem, Terms
+from planner.problem import Given, Problem
 from planner.runs import Short, layer_keys, nodes_by_layer, shorten
 from planner.solver.blocks import CannotFold
 from planner.solver.elimination import solve

@@ -18,10 +18,11 @@ from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
+from planner.costs import ByLayer
 from planner.placed import Placed
 from planner.placement import new_tables, price
 from planner.pricing import Pricing
-from planner.problem import ByLayer, Given
+from planner.problem import Given
 from planner.runs import layer_keys
 from planner.space import Limit, Space
 from planner.tables import Tables

@@ -104,15 +104,6 @@ def _by_stage(firings: Sequence[tuple[Actor, float]], cuts: Sequence[int]) -> Ma
     return found
 
 
-def pass_seconds(program: Program, cost: CostModel, rank: int) -> tuple[float, float, float]:
-    """Seconds that one rank's forward, input gradients and weight gradients of a microbatch take alone: what a search for a schedule is given."""
-    prices = price(program, cost)
-    mine = [(a, s if a.channel else s + prices.firing_s) for a, s in zip(program.actors, prices.seconds, strict=True) if a.rank == rank]
-    passes = [(a, s) for a, s in mine if a.clock == "microbatch"]
-    forward, weight = [(a, s) for a, s in passes if a.phase == "F"], [(a, s) for a, s in passes if a.phase == "W"]
-    return wait_free_s(forward), wait_free_s([(a, s) for a, s in passes if a.phase not in ("F", "W")]), wait_free_s(weight)
-
-
 def _position_s(stages: Mapping[frozenset[int], _Times], sent: Sequence[tuple[int, float]], program: Program) -> float:
     """The bound of one rank of every stage, its stages by the layers that they run; `sent`: (layer, seconds) of the forward hops."""
     num_microbatches = program.num_microbatches

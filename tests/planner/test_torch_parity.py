@@ -39,6 +39,9 @@ GEMMA = LLAMA | {
     "model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 6, "sliding_window": 5, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0,
     "pad_token_id": 0,
 }  # fmt: skip
+GPT_OSS = LLAMA | {
+    "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 6, "sliding_window": 5, "capacity": 2.0,
+}  # fmt: skip
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "capacity": 2.0}
 DEEPSEEK = LLAMA | {
     "model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "n_group": 4, "topk_group": 2,
@@ -67,14 +70,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral, looking back over five tokens, three of eight": MIXTRAL
     | {"sliding_window": 5, "num_local_experts": 8, "num_experts_per_tok": 3, "capacity": 8 / 3},
     "mixtral, balanced": MIXTRAL | {"output_router_logits": True, "router_aux_loss_coef": 0.3},
-    "gpt_oss, balanced": LLAMA
+    "gpt_oss, balanced": GPT_OSS
     | {
-        "model_type": "gpt_oss",
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "head_dim": 6,
-        "sliding_window": 5,
-        "capacity": 2.0,
         "output_router_logits": True,
         "router_aux_loss_coef": 0.2,
     },
@@ -90,14 +87,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3_moe, weights as they are": LLAMA
     | {"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "head_dim": 8, "capacity": 9.0},
-    "gpt_oss": LLAMA
+    "gpt_oss": GPT_OSS
     | {
-        "model_type": "gpt_oss",
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "head_dim": 6,
-        "sliding_window": 5,
-        "capacity": 2.0,
         "swiglu_limit": 0.5,
         "rope_scaling": YARN | {"truncate": False},
         "initializer_range": 0.2,
