@@ -69,6 +69,10 @@ class Cost:
     common: NDArray[np.bool_] | None
     options: tuple[tuple[Table, Table], ...]
 
+    def way(self, at: tuple[int, ...]) -> int:
+        """Which option was chosen."""
+        return int(self.reboxed is not None and self.reboxed[at])
+
     @classmethod
     def stacked(cls, parts: Sequence[Sequence[Cost]]) -> Cost:
         """One table of several, as `numpy.block` puts them together; a part that offers fewer options than another never takes those."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -163,6 +164,13 @@ class Problem:
             else:
                 unary[v] = self.hub_alone(name) if kind == "hub" else self.param_alone(name)
         return [unary[v] for v in range(len(self.choices))], tuple(edges), pairwise
+
+    @cached_property
+    def first_edge(self) -> Mapping[str, int]:
+        """Of each node the number of its first table with an operand, among those of all nodes in order."""
+        made = [self.node_tables(n) for n in self.graph.nodes]
+        numbers = itertools.accumulate((sum(edge is not None for edge in (*m.ins, *m.outs)) for m in made), initial=0)
+        return dict(zip((n.name for n in self.graph.nodes), numbers, strict=False))
 
     def inputs(self, node: str) -> list[int]:
         """Variable of every input, -1 for inputs of the graph and constants."""
