@@ -15,6 +15,7 @@ from ir.plan import Plan, Stage
 from ir.units import GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
+from planner.chunks import in_chunks
 from planner.context import AXIS, context_space
 from planner.drafts import EXPOSED, Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
@@ -170,13 +171,13 @@ class Evaluator:
         communication exposed; `orders` of its own.
         """
         bounds, model = self.bounds, self.bounds.model
-        graph = bounds.graph(c.mbs * c.dp)
+        graph = bounds.graph_of(c)
         mesh = Mesh(*c.mesh, tuple(range(c.stage_ranks)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
         pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
         num_pieces = max(1, len(pieces))
         # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
-        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
+        piece = in_chunks(model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype), c.loss_chunks, c.tp) if pieces else graph
         in_flight = math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces) if c.pieces else self.drafts.in_flight(c)
         placed = search(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
@@ -194,6 +195,7 @@ class Evaluator:
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
+            loss_chunks=c.loss_chunks,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 

@@ -41,8 +41,8 @@ class Runtime:
 class CostModel:
     """Prices Work on the devices and links of a cluster.
 
-    * Compute: `max(flops / rate, bytes / bandwidth) + launch`, the rate of a GEMM by its shape (`simulator.gemm`), of attention by a measured share of peak,
-      of anything else by the float32 vector rate. Where the device was measured operator by operator (`profile["ops"]`), those tables count.
+    * Compute: `max(flops / rate, bytes / bandwidth) + launch`, the rate of a GEMM by its shape (`simulator.gemm`; bytes beyond its operands' take their time
+      beside it), of attention by a measured share of peak, of anything else by the float32 vector rate. Where the device was measured operator by operator (`profile["ops"]`), those tables count.
     * Collectives: a measured curve of the same kind and group shape where there is one, else alpha-beta lines on the topology (`simulator.collectives`).
     * Between threads of one machine (`profile["transport"]`): a copy through memory.
     * All of it times the cluster's `profile["levels"]`, where it was calibrated by measured runs: of an operator, or "compute" and "communication".
@@ -99,7 +99,9 @@ class CostModel:
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
         if gemm:
-            return self._gemm(device, dtype).seconds(gemm, nbytes, bandwidth)
+            batch, m, n, k = gemm
+            own = float(DTYPE_BYTES[dtype] * batch * (m * k + k * n + m * n))
+            return self._gemm(device, dtype).seconds(gemm, min(nbytes, own), bandwidth) + max(0.0, nbytes - own) / bandwidth
         table = device.profile.get("ops", {}).get(measured_as(op))
         if table is not None and dtype in table["s_per_element"]:
             return float(table["launch_s"] + table["s_per_element"][dtype] * nbytes / DTYPE_BYTES[dtype] + flops * table.get("s_per_flop", {}).get(dtype, 0.0))

@@ -7,11 +7,12 @@ go by, and `lse_loss` joins the parts. Attributes: `p`, `chunks` (of the tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
-from ir.op import Attrs, Context, Sizes, op
+from ir.op import Attrs, Context, Op, Sizes, op
 from ir.ops.tiles import each, matrix, tiles
 
 LEAST_ROWS = 512
@@ -42,9 +43,13 @@ def _room(sizes: Sizes, attrs: Attrs) -> int:
     return _height(sizes, attrs) * _width(sizes)
 
 
-def _room_of_grad(sizes: Sizes, attrs: Attrs) -> int:
+def _room_of_grad(is_trained: bool) -> Callable[[Sizes, Attrs], int]:
     """A chunk's logits, the slope of their cap, and the gradient of some rows of the table."""
-    return _room(sizes, attrs) * (2 if attrs.get("cap", 0.0) else 1) + _block(sizes, attrs) * sizes["h"]
+
+    def room(sizes: Sizes, attrs: Attrs) -> int:
+        return _room(sizes, attrs) * (2 if attrs.get("cap", 0.0) else 1) + is_trained * _block(sizes, attrs) * sizes["h"]
+
+    return room
 
 
 def _product(sizes: Sizes, attrs: Attrs, times: int) -> tuple[int, ...]:
@@ -70,10 +75,15 @@ def _moves(sizes: Sizes, attrs: Attrs) -> float:
     return _moved(sizes, attrs, 1, 4 if attrs.get("cap", 0.0) else 2)
 
 
-def _moves_of_grad(sizes: Sizes, attrs: Attrs) -> float:
+def _moves_of_grad(is_trained: bool) -> Callable[[Sizes, Attrs], float]:
     """A chunk's part of the table's gradient is added to what there is: two reads and a write, the first but written."""
-    chunks = -(-_tokens(sizes) // _height(sizes, attrs))
-    return _moved(sizes, attrs, 3, 8 if attrs.get("cap", 0.0) else 2) + 3.0 * (chunks - 1) * _width(sizes) * sizes["h"]
+
+    def moves(sizes: Sizes, attrs: Attrs) -> float:
+        chunks = -(-_tokens(sizes) // _height(sizes, attrs))
+        added = 3.0 * is_trained * (chunks - 1) * _width(sizes) * sizes["h"]
+        return _moved(sizes, attrs, 2 + is_trained, 8 if attrs.get("cap", 0.0) else 2) + added
+
+    return moves
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------------------------------------
@@ -85,12 +95,12 @@ def _chunks(c: Context, *arrays: Any) -> Iterator[tuple[Any, ...]]:
         yield tuple(a[start : start + height] for a in arrays)
 
 
-def _logits(c: Context, x: Any, w: Any, bias: Any, room: Any) -> Any:
+def _logits(c: Context, x: Any, w: Any, bias: Sequence[Any], room: Any) -> Any:
     """A chunk's logits [rows, (p e)], in `room`."""
     logits = room[: len(x) * len(w)].reshape(len(x), len(w))
     c.xp.matmul(x, w.T, out=logits)
-    if bias is not None:
-        logits += bias
+    for b in bias:
+        logits += b
     if cap := c.attrs.get("cap", 0.0):
         logits *= 1.0 / cap
         c.xp.tanh(logits, out=logits)
@@ -110,7 +120,9 @@ def _parted(c: Context, rows: Any) -> Any:
     return rows.reshape(len(rows), c.sizes["p"], c.sizes["e"])
 
 
-def _lse(c: Context, x: Any, w: Any, bias: Any, labels: Any, lse: Any, t: Any, room: Any) -> None:
+def head_lse(c: Context, x: Any, w: Any, *rest: Any) -> None:
+    """`rest`: the bias, where there is one, labels, both outputs and the room."""
+    *bias, labels, lse, t, room = rest
     for x_c, labels_c, lse_c, t_c in _chunks(c, matrix(x), labels.reshape(-1), matrix(lse), t.reshape(-1)):
         for rows, label, into_lse, into_t in tiles(c, _logits(c, x_c, w, bias, room), labels_c, lse_c, t_c):
             number, column, here = _labels_here(c, label)
@@ -123,16 +135,8 @@ def _lse(c: Context, x: Any, w: Any, bias: Any, labels: Any, lse: Any, t: Any, r
             into_lse += top
 
 
-def head_lse(c: Context, x: Any, w: Any, labels: Any, lse: Any, t: Any, room: Any) -> None:
-    _lse(c, x, w, None, labels, lse, t, room)
-
-
-def head_lse_bias(c: Context, x: Any, w: Any, bias: Any, labels: Any, lse: Any, t: Any, room: Any) -> None:
-    _lse(c, x, w, bias, labels, lse, t, room)
-
-
 def _dlogits(c: Context, logits: Any, dlse: Any, dt: Any, labels: Any, lse: Any, spare: Any) -> None:
-    """Logits become their gradients: dlse exp(logits - lse), plus dt where the label is, times the slope of the cap."""
+    """A chunk's logits become their gradients: dlse exp(logits - lse), plus dt where the label is, times the slope of the cap."""
     cap = c.attrs.get("cap", 0.0)
     slopes = spare[: logits.size].reshape(logits.shape) if cap else logits
     for rows, slope, of_sum, of_label, label, norm in tiles(c, logits, slopes, dlse, dt, labels, lse):
@@ -150,32 +154,32 @@ def _dlogits(c: Context, logits: Any, dlse: Any, dt: Any, labels: Any, lse: Any,
             rows *= slope
 
 
-def _grad(c: Context, dlse: Any, dt: Any, x: Any, w: Any, bias: Any, labels: Any, lse: Any, dx: Any, dw: Any, dbias: Any, room: Any) -> None:
-    own = _room(c.sizes, c.attrs)
-    block = _block(c.sizes, c.attrs)
-    spare, made = room[own : len(room) - block * w.shape[1]], room[len(room) - block * w.shape[1] :].reshape(block, w.shape[1])
+def _head_lse_grad(c: Context, *arrays: Any, has_bias: bool, is_trained: bool) -> None:
+    dlse, dt, x, w, *bias, labels, lse = arrays[: 6 + has_bias]
+    dx, *made, room = arrays[6 + has_bias :]
+    spare = room[_room(c.sizes, c.attrs) :]
     flat = (matrix(dlse), dt.reshape(-1), matrix(x), labels.reshape(-1), matrix(lse), matrix(dx))
     for i, (dlse_c, dt_c, x_c, labels_c, lse_c, dx_c) in enumerate(_chunks(c, *flat)):
         logits = _logits(c, x_c, w, bias, room)
         _dlogits(c, logits, dlse_c, dt_c, labels_c, lse_c, spare)
         c.xp.matmul(logits, w, out=dx_c)
-        if dbias is not None:
+        if is_trained:
+            _add_product(c, logits, x_c, made[0], i == 0, room)
+        for dbias in made[1:]:
             dbias[...] = logits.sum(axis=0) + (dbias if i else 0.0)
-        if not i:
-            c.xp.matmul(logits.T, x_c, out=dw)
-            continue
-        for a in range(0, len(dw), block):
-            part = made[: len(dw[a : a + block])]
-            c.xp.matmul(logits[:, a : a + block].T, x_c, out=part)
-            dw[a : a + block] += part
 
 
-def head_lse_grad(c: Context, dlse: Any, dt: Any, x: Any, w: Any, labels: Any, lse: Any, dx: Any, dw: Any, room: Any) -> None:
-    _grad(c, dlse, dt, x, w, None, labels, lse, dx, dw, None, room)
-
-
-def head_lse_bias_grad(c: Context, dlse: Any, dt: Any, x: Any, w: Any, bias: Any, labels: Any, lse: Any, dx: Any, dw: Any, dbias: Any, room: Any) -> None:
-    _grad(c, dlse, dt, x, w, bias, labels, lse, dx, dw, dbias, room)
+def _add_product(c: Context, dlogits: Any, x: Any, dw: Any, is_first: bool, room: Any) -> None:
+    """Adds a chunk's gradient of the table to those of the chunks before, some rows at a time, at the end of `room`."""
+    if is_first:
+        c.xp.matmul(dlogits.T, x, out=dw)
+        return
+    block = _block(c.sizes, c.attrs)
+    made = room[len(room) - block * dw.shape[1] :].reshape(block, dw.shape[1])
+    for a in range(0, len(dw), block):
+        part = made[: len(dw[a : a + block])]
+        c.xp.matmul(dlogits[:, a : a + block].T, x, out=part)
+        dw[a : a + block] += part
 
 
 def lse_loss(c: Context, lse: Any, t: Any, loss: Any, norm: Any) -> None:
@@ -195,17 +199,25 @@ def lse_loss_dt(c: Context, dloss: Any, dt: Any) -> None:
     c.xp.negative(dloss, out=dt)
 
 
+def _head(name: str, has_bias: bool, is_trained: bool) -> tuple[Op, Op]:
+    """The operator and its gradient. lse: of each part of the vocabulary the logarithm of the sum of exponentials; t: the logit of the label if it is here."""
+    table = "w[(p e) h]" + ", c[(p e)]" * has_bias
+    made = ", dw[(p e) h]" * is_trained + ", dc[(p e)]" * (is_trained and has_bias)
+    forward = op(
+        f"{name}(x[... h], {table}, labels[...]) -> lse[... p], t[...]", head_lse, sums="p", stop="labels" if is_trained else "w c labels",
+        grads=(f"{name}.grad",), flops=_flops(1, 4 + has_bias), gemm=_gemm(1), room=_room, moves=_moves,
+    )  # fmt: skip
+    grad = op(
+        f"{name}.grad(dlse[... p], dt[...], x[... h], {table}, labels[...], lse[... p]) -> dx[... h]{made}",
+        partial(_head_lse_grad, has_bias=has_bias, is_trained=is_trained), sums="... p", whole="h", linear=["dlse dt"], stop="labels lse",
+        flops=_flops(2 + is_trained, 5 + 2 * has_bias), gemm=_gemm(2 + is_trained), room=_room_of_grad(is_trained), moves=_moves_of_grad(is_trained),
+    )  # fmt: skip
+    return forward, grad
+
+
 OPS = (
-    # lse: of each part of the vocabulary the logarithm of the sum of exponentials; t: the logit of the label where it is here, else 0
-    op("head_lse(x[... h], w[(p e) h], labels[...]) -> lse[... p], t[...]", head_lse, sums="p", stop="labels", grads=("head_lse.grad",),
-       flops=_flops(1, 4), gemm=_gemm(1), room=_room, moves=_moves),
-    op("head_lse.grad(dlse[... p], dt[...], x[... h], w[(p e) h], labels[...], lse[... p]) -> dx[... h], dw[(p e) h]", head_lse_grad, sums="... p",
-       whole="h", linear=["dlse dt"], stop="labels lse", flops=_flops(3, 5), gemm=_gemm(3), room=_room_of_grad, moves=_moves_of_grad),
-    op("head_lse_bias(x[... h], w[(p e) h], c[(p e)], labels[...]) -> lse[... p], t[...]", head_lse_bias, sums="p", stop="labels",
-       grads=("head_lse_bias.grad",), flops=_flops(1, 5), gemm=_gemm(1), room=_room, moves=_moves),
-    op("head_lse_bias.grad(dlse[... p], dt[...], x[... h], w[(p e) h], c[(p e)], labels[...], lse[... p]) -> dx[... h], dw[(p e) h], dc[(p e)]",
-       head_lse_bias_grad, sums="... p", whole="h", linear=["dlse dt"], stop="labels lse", flops=_flops(3, 7), gemm=_gemm(3), room=_room_of_grad,
-       moves=_moves_of_grad),
+    *_head("head_lse", False, True), *_head("head_lse_bias", True, True),
+    *_head("head_lse_frozen", False, False), *_head("head_lse_bias_frozen", True, False),
     op("lse_loss(lse[... p], t[...]) -> loss[...], norm[...]", lse_loss, whole="p", stop="norm", grads=("lse_loss.dlse", "lse_loss.dt"), flops=each(4)),
     op("lse_loss.dlse(dloss[...], lse[... p], norm[...]) -> dlse[... p]", lse_loss_dlse, linear=["dloss"], flops=each(3)),
     op("lse_loss.dt(dloss[...]) -> dt[...]", lse_loss_dt, linear=["dloss"], flops=each(1)),
