@@ -5,6 +5,7 @@ A tensor of all logits is then never made, nor that of their gradients; the head
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,18 @@ _BETWEEN = {"bias", "softcap"}
 def num_parts(num_rows: int, num_ranks: int) -> int:
     """Parts of a table of so many rows: one for each rank of the axis, where that divides them."""
     return num_ranks if num_rows % num_ranks == 0 else 1
+
+
+def usual_chunks(graph: Graph, num_tokens: int) -> int:
+    """Chunks of which each has as many tokens as the table has columns: a chunk's logits are then as large as the table's gradient, which is there anyway.
+
+    1 where no loss of the graph follows its head directly.
+    """
+    try:
+        columns = [graph.tensors[_Head.of(graph, n).product.inputs[1]].shape[1] for n in graph.nodes if n.op == "exp_sum"]
+    except PlanError:
+        return 1
+    return math.ceil(num_tokens / min(columns)) if columns else 1
 
 
 def planned_chunks(graph: Graph, plan: Plan) -> Graph:
@@ -93,4 +106,4 @@ class _Head:
         return (head, join), (lse, t, norm)
 
 
-__all__ = ["in_chunks", "num_parts", "planned_chunks"]
+__all__ = ["in_chunks", "num_parts", "planned_chunks", "usual_chunks"]

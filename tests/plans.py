@@ -10,6 +10,7 @@ from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
 from planner.candidates import Candidate, block_layers
+from planner.chunks import in_chunks
 from planner.frontends.model import Model
 from planner.optimizers import with_defaults
 from planner.placement import search
@@ -26,7 +27,7 @@ from simulator.cost import CostModel
 class Layout:
     """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least.
 
-    `pieces`: tokens of the pieces of a sequence, none where it runs whole.
+    `pieces`: tokens of the pieces of a sequence, none where it runs whole; `loss_chunks` as of `Plan`.
     """
 
     dp: int = 1
@@ -40,6 +41,7 @@ class Layout:
     vpp: int = 1
     pieces: tuple[int, ...] = ()
     ep: int = 1
+    loss_chunks: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -56,7 +58,7 @@ def plan_for(
 ) -> Plan:  # fmt: skip
     """The plan of this layout with the cheapest placement; `selective`: of the operators that run again, too."""
     devices = cluster()
-    graph = model.graph(batch // want.num_microbatches, seq, dtype)
+    graph = in_chunks(model.graph(batch // want.num_microbatches, seq, dtype), want.loss_chunks, want.tp)
     mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
@@ -67,7 +69,7 @@ def plan_for(
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=placed.recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
-        pieces=want.pieces,
+        pieces=want.pieces, loss_chunks=want.loss_chunks,
     )  # fmt: skip
 
 
