@@ -19,8 +19,8 @@ FIX_KEYS = (
 )  # fmt: skip
 FIX_HELP = (
     "what the plan must keep, of dp tp pp cp ep vpp mbs schedule zero sp, recompute (none, selective, full), cp_form (how attention goes over cp ranks: ring, "
-    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), loss_chunks (of a rank's tokens, for which "
-    "head and loss are computed one after the other), layout and tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such "
+    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), loss_chunks (of a rank's tokens, "
+    "for head and loss one after the other), layout and tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such "
     "as h.*.mlp.up=[tp:S(2)]"
 )
 FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks", "loss_chunks")

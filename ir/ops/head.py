@@ -25,7 +25,7 @@ def _tokens(sizes: Sizes) -> int:
 
 def _height(sizes: Sizes, attrs: Attrs) -> int:
     """Tokens of a chunk."""
-    return max(1, -(-_tokens(sizes) // attrs["chunks"]))
+    return max(1, -(-_tokens(sizes) // int(attrs["chunks"])))
 
 
 def _width(sizes: Sizes) -> int:
