@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from ir.cluster import Cluster
+from planner.recipes.run import Shape
+from planner.recipes.serve import Server
 from simulator.clusters import build, load_cluster
 from simulator.cost import CostModel
 from simulator.overlap import Overlap
@@ -149,3 +151,21 @@ def test_tensor_parallelism_over_nodes_is_bound_by_the_nic_of_the_node() -> None
     told: Mapping[str, Any] = {"kind": "ib", "gbit_per_s": 100.0, "per_node": 8}
     own = CostModel(build("own", "V100-SXM2-16GB", 4, 8, Nic(**told)))
     assert own.collective_s("all_reduce", 64 * MIB, tuple(range(32))) < 0.3 * across
+
+
+def test_over_pcie_small_prompts_want_whole_layers_and_single_tokens_want_split_ones() -> None:
+    """turboderp-org/exllamav2 issue 734 (70 B of 4.5 bits, 2 RTX 3090, 16 k tokens: 1045.8 tokens/s by layers, 378.9 split), ggml-org/llama.cpp issue 19378
+    (1 B on 4 RTX 4090: 44,766 and 18,753 for a prompt of 512; 314.75 and 409.87 one by one). exllamav2 takes 2,048 tokens at a time and gathers what its
+    products give; llama.cpp takes 512 and sums in float32; both let float16 products sum in float16."""
+    four, two = (CostModel(load_cluster(text)) for text in ("4xRTX-4090", "2xRTX-3090"))
+    small = replace(Server(Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, gated=True), four), sums="float16_sum16")
+    large = Server(Shape("llama", 80, 8192, 64, 8, 128, 28672, 128256, gated=True), two, 1, 2048, 4.5 / 8, 2.0, "float16_sum16", gathers=True)
+    cases = (
+        (16384 / large.prompt_s(16384), 16384 / replace(large, tp=2).prompt_s(16384), 1045.8, 378.9),
+        (512 / small.prompt_s(512), 512 / replace(small, tp=4).prompt_s(512), 44766, 18753),
+        (1 / small.token_s(512), 1 / replace(small, tp=4).token_s(512), 314.75, 409.87),
+    )
+    for dealt, split, measured_dealt, measured_split in cases:
+        assert (dealt > split) == (measured_dealt > measured_split)
+        assert 0.4 < dealt / measured_dealt < 2.5
+        assert 0.4 < split / measured_split < 2.5
