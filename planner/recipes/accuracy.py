@@ -174,6 +174,7 @@ def _set_by_hand() -> str:
     """The figures of releases that were chosen with these tables at hand."""
     costs = ("flash_cost", "grouped_cost", "grouped_low_cost")
     told = [f"{r.name} {name} {getattr(r, name):g}" for r in releases() for name in costs if getattr(r, name) != 1.0]
+    told += [f"{r.name} {name} {on[name]:g} on {gpu}..." for r in releases() for gpu, on in r.on.items() for name in costs if name in on]
     return (
         "Chosen by hand with these tables in view, and so to be counted with what was fitted: what a release's kernels take over the best ones of a device ("
         + ", ".join(told) + "), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."

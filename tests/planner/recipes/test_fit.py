@@ -12,6 +12,7 @@ from planner.recipes.bill import Bill, Pricer, cluster_name
 from planner.recipes.estimate import Estimator
 from planner.recipes.fit import Problem, cross_validate, fit, predict
 from planner.recipes.learn import one_fixes_level, parts_of, spread_of
+from planner.recipes.release import release_of
 from planner.recipes.run import Run, Shape
 from planner.recipes.shares import NAMES, Shares
 from planner.recipes.step import step
@@ -124,6 +125,16 @@ def test_more_of_anything_takes_longer(pricer: Pricer) -> None:
 def test_what_cannot_be_priced_is_told(change: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         Pricer().bill(replace(RUN, **change))  # type: ignore[arg-type]
+
+
+def test_a_release_differs_by_gpu_and_by_option() -> None:
+    titan = release_of("torchtitan 2025-06")
+    assert titan is not None
+    assert titan.running("A100-SXM-80GB", ()) == titan
+    assert titan.running("H100-SXM-80GB", ()).flash_cost > titan.flash_cost
+    compiled = titan.running("H200-SXM", ("compile", "of-my-own"))
+    assert compiled.moved["norm"] < titan.moved["norm"]
+    assert compiled.moved["logits"] == titan.moved["logits"]
 
 
 def test_a_machine_is_its_shorthand() -> None:
