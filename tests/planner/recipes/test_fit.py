@@ -11,7 +11,7 @@ from ir.errors import InputError
 from planner.recipes.bill import Bill, Pricer, cluster_name
 from planner.recipes.estimate import Estimator
 from planner.recipes.fit import Problem, cross_validate, fit, predict
-from planner.recipes.learn import one_fixes_level, parts_of, spread_of
+from planner.recipes.learn import parts_of, spread_of
 from planner.recipes.release import release_of
 from planner.recipes.run import Run, Shape
 from planner.recipes.shares import NAMES, Shares
@@ -144,6 +144,5 @@ def test_a_machine_is_its_shorthand() -> None:
 
 def test_residuals_are_summed_up_as_said() -> None:
     assert spread_of(np.array([[-0.1, 0.2, 0.05, -0.3, 0.0]])) == pytest.approx(0.284)
-    assert np.abs(one_fixes_level(np.full(4, 0.3))).max() == 0.0
     parts = parts_of([RUN, replace(RUN, zero=3)])["mine"]
     assert parts == {"all": [0, 1], "not ZeRO-3": [0], "ZeRO-3": [1]}
