@@ -27,11 +27,12 @@ from planner.check import check_plan
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
-from planner.place import SiteTasks, Task, Value, place
+from planner.place import place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
+from planner.sites import SiteTasks, Task, Value
 from planner.stack import Kept, Known, stack
 
 
