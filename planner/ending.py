@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from ir.graph import Tensor
-from ir.op import ALL_B, nd_placements
+from ir.op import ALL_B
 from ir.sbp import B, NdSbp
 from planner.autodiff import Joint, cotangent
-from planner.optimizers import Update, attrs_of, intermediate, is_hidden, update_of, updated, with_defaults
+from planner.optimizers import is_hidden, update_of, with_defaults
+from planner.owners import ALL, Bundle, Call, Operand, bundles, calls
 from planner.pieces import whole_name
 from planner.sites import Sites, identity_rules, sum_rule
 
@@ -140,41 +141,42 @@ class _End:
         """The optimizer: the global norm of the gradient where it is clipped, then each parameter in place."""
         optimizer = with_defaults(self.plan.optimizer)
         norm2 = self._norm2(grads, float(optimizer["max_norm"]))
-        updates = [self._updating(param, {"g": grad, "norm2": norm2}, optimizer) for param, grad in grads.items()]
-        # Operator k of one parameter comes just after operator k - 1 of the next: what is re-sharded between the two has that long.
-        longest = max((len(u.ops) for _, u, _ in updates), default=0)
-        for when in range(len(updates) + longest):
+        updates = [(p, update_of(optimizer, self.graph.tensors[p], is_hidden(self.graph, p)), self.plan.params[p].state) for p in grads]
+        # Stages of a site are bundled apart, so that what a stage costs is told by itself.
+        stages = [self.plan.stage_of(self.graph.consumers(p)[0][0].layer) for p in grads]
+        together = bundles(updates, stages, self.plan.mesh_shape)
+        values = [self._found(b, grads, norm2) for b in together]
+        steps = [calls(b) for b in together]
+        # Step k of one bundle comes just after step k - 1 of the next: what is re-sharded between the two has that long.
+        longest = max(map(len, steps), default=0)
+        for when in range(len(together) + longest):
             for k in reversed(range(longest)):
-                if 0 <= when - k < len(updates) and k < len(updates[when - k][1].ops):
-                    self._update_step(*updates[when - k], k)
+                if 0 <= when - k < len(together) and k < len(steps[when - k]):
+                    for call in steps[when - k][k]:
+                        self._call(together[when - k], call, values[when - k])
 
-    def _updating(self, param: str, values: Mapping[str, str], optimizer: Mapping[str, Any]) -> tuple[str, Update, dict[str, str]]:
-        """The update of a parameter, and the values that its operators find under their names: gradient, norm, weights, states."""
-        spec, state = self.graph.tensors[param], self.plan.params[param].state
-        update = update_of(optimizer, spec, is_hidden(self.graph, param))
-        weights = self.sites.made[self.stage, f"{param}@master" if self.sites.wide else param, state, "begin"]
-        kept: dict[str, Any] = {"initial": True, "counted_elsewhere": self.values[weights].counted_elsewhere}
-        states = {
-            t.name: self._value(replace(t, name=f"{param}@{t.name}"), nd, "optimizer", **kept)
-            for t, nd in zip(update.states, update.state_places(state), strict=True)
-        }
-        return param, update, {**values, "w": weights, **states}
+    def _found(self, b: Bundle, grads: Mapping[str, str], norm2: str) -> dict[Operand, str]:
+        """The values that operators find under their names: gradient, norm, weights and states of every member."""
+        found: dict[Operand, str] = {}
+        for i, param in enumerate(b.members):
+            weights = self.sites.made[self.stage, f"{param}@master" if self.sites.wide else param, b.place, "begin"]
+            found |= {("g", i): grads[param], ("norm2", i): norm2, ("w", i): weights}
+            kept: dict[str, Any] = {"initial": True, "counted_elsewhere": self.values[weights].counted_elsewhere}
+            for t, nd in zip(b.update.states, b.update.state_places(b.place), strict=True):
+                found[t.name, i] = self._value(replace(t, name=f"{param}@{t.name}"), nd, "optimizer", **kept)
+        return found
 
-    def _update_step(self, param: str, update: Update, values: dict[str, str], k: int) -> None:
-        """Operator `k` of an update; what an earlier one has given is brought to where this one reads it."""
-        op, rules = update.ops[k], update.rules(self.plan.params[param].state)[k]
-        ins, outs = nd_placements(rules, op)
-        changed = updated(op)
-        reads = tuple(self._box(values[o.name], nd) for o, nd in zip(op.inputs, ins, strict=True) if o.name not in changed)
-        made = {}
-        for operand, nd in zip(op.outputs, outs, strict=True) if not changed else ():
-            tensor = intermediate(update, op, operand.name, self.sites.state_dtype)
-            made[operand.name] = self._value(replace(tensor, name=f"{param}@{operand.name}"), nd)
+    def _call(self, b: Bundle, call: Call, values: dict[Operand, str]) -> None:
+        """Writes an operator's task; what earlier ones have given is brought to where this one reads it."""
+        reads = tuple(self._box(values[operand], nd) for operand, nd in call.reads)
+        for (operand, nd), tensor in zip(call.writes, call.made, strict=True):
+            name = f"{b.members[0]}@{tensor.name}*{b.slots}" if operand[1] == ALL else f"{b.members[operand[1]]}@{tensor.name}"
+            values[operand] = self._value(replace(tensor, name=name), nd, share=call.share)
+        owner = b.members[max(call.member, 0)]
         self._task(
-            "compute", op.name, f"{param}.{op.name}", reads=reads, writes=tuple(made.values()), updates=tuple(values[name] for name in changed), rules=rules,
-            attrs=attrs_of(update, op), origin=param,
+            "compute", call.op.name, f"{owner}.{call.op.name}", reads=reads, writes=tuple(values[operand] for operand, _ in call.writes),
+            updates=tuple(values[operand] for operand in call.updates), rules=call.rules, attrs=call.attrs, origin=owner,
         )  # fmt: skip
-        values |= made
 
 
 __all__ = ["end_step"]

@@ -28,7 +28,10 @@ READS_FROM = {"begin": ("begin",), "F": ("F",), "I": ("I",), "W": ("W", "I"), "e
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor in one placement on one stage. `clock` and `memory` as of `ir.program.Register`; `initial`: there before the first step."""
+    """A tensor in one placement on one stage. `clock` and `memory` as of `ir.program.Register`; `initial`: there before the first step.
+
+    `share`: how much of it is filled, 1 but for stacks with fewer members than slots.
+    """
 
     name: str
     tensor: Tensor
@@ -37,6 +40,7 @@ class Value:
     memory: str = "activation"
     initial: bool = False
     counted_elsewhere: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,8 @@ class Sites:
         for step in self._steps(stage, tensor, have, want):
             known = self.found(stage, tensor.name, step.dst, part)
             if known is None:
-                known = self.value(stage, tensor, step.dst, part, clock=clock, memory=memory)
+                share = self.at(stage).values[have].share
+                known = self.value(stage, tensor, step.dst, part, clock=clock, memory=memory, share=share)
                 self._step(stage, tensor, have, known, step, part, like, waits)
             have = known
         return have
