@@ -4,7 +4,7 @@ An update is a tuple of operators whose operands are known by their names: `g` t
 operand `x` that the operator gives again as `x2` is changed in place, and but for `w` it is a state; what else an operator gives, later ones read. A label
 means the same in all of them. So all else follows from the sentences: the states' shapes, and under a split of the weights the rule of every operator (the
 same split where it has that label and may split it, else B), where the states lie and what has to be re-sharded on the way: the sum of LAMB's norms and of
-Adafactor's means, the gathering of Muon's matrix.
+Adafactor's means. What may not be split at all, as Muon's rounds, has an owner (`planner.owners`).
 """
 
 from __future__ import annotations
