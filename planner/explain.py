@@ -13,6 +13,7 @@ from ir.plan import Plan
 from ir.program import Program
 from ir.units import GIB, nbytes, seconds
 from planner import compare, reshards, signatures
+from planner.chunks import planned_chunks
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
 from planner.reasons import PARTS, advice, binds, largest_difference
@@ -47,7 +48,7 @@ def explain(
     program = lower(model, plan, ranks=representatives(plan, cluster))
     timeline = simulate(program, cost, steps=2)
     found = metrics(model, cluster, plan, program, timeline, ledger(program, timeline, cluster=cluster))
-    graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+    graph = planned_chunks(model.graph(plan.microbatch, plan.seq, plan.dtype), plan)
     found_reshards = reshards.reshards(program, cost)
     document: dict[str, Any] = {
         "layout": dict(plan.layout), "step_s": found["step_s"], "breakdown": found["breakdown"], "binds": binds(found), "peak_gib": found["peak_gib"],

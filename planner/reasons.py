@@ -29,13 +29,25 @@ def binds(predicted: Mapping[str, Any]) -> str:
 def why(plan: Plan, plans: Sequence[Plan]) -> str:
     """One sentence for a ranked list, best first: what binds this plan, and what the next or the best one does better or worse."""
     mine, best = plan.predicted, plans[0].predicted
-    told = f"{binds(mine)}; {nbytes(mine['peak_gib'] * GIB)}"
+    told = f"{binds(mine)}; {nbytes(mine['peak_gib'] * GIB)}{_in_chunks(mine)}"
     if plan is not plans[0]:
         return f"{told}; {mine['step_s'] / best['step_s'] - 1:.1%} slower than the first: {largest_difference(mine, best)}"
     if len(plans) > 1:
         second = plans[1].predicted
         return f"{told}; the next is {second['step_s'] / mine['step_s'] - 1:.1%} slower: {largest_difference(second, mine)}"
     return told
+
+
+def _in_chunks(predicted: Mapping[str, Any]) -> str:
+    """What the loss over chunks of tokens saves and costs, if it is computed so."""
+    trade = predicted.get("loss_chunks")
+    if trade is None:
+        return ""
+    without = "" if trade["fits_without"] else ", without which it does not fit"
+    return (
+        f"; the loss over {trade['chunks']} chunks of tokens saves {nbytes(trade['saves_gib'] * GIB)} and costs {seconds(trade['costs_s'])} a step "
+        f"({100 * trade['costs_mfu']:.1f} points of MFU){without}"
+    )
 
 
 def largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:

@@ -169,14 +169,10 @@ class _Search:
             if c not in might:
                 self._put_off(c)
         try:
-            while self.waiting and not self._is_enough():
-                promising = self._next()
-                if promising is None:
-                    break
-                self._try(promising)
-                self.waiting.remove(promising)
+            self._explore()
             self._try_schedules()
             self._try_put_off()
+            self._try_loss_chunks()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -190,6 +186,30 @@ class _Search:
         for c in self.waiting:
             self.left_out += map(self.evaluator.bounds.lower_bound_s, self._variants(c))
         return self._result()
+
+    def _explore(self) -> None:
+        """Evaluates what waits, as long as something is promising."""
+        while self.waiting and not self._is_enough():
+            promising = self._next()
+            if promising is None:
+                break
+            self._try(promising)
+            self.waiting.remove(promising)
+
+    def _try_loss_chunks(self) -> None:
+        """Where nothing fits, head and loss over chunks of tokens."""
+        if self.found or "loss_chunks" in self.evaluator.fix:
+            return
+        missing = {e.candidate: e.memory.peak_bytes - self.evaluator.usable_bytes for e in self.too_big}
+        may = [c for c in map(self.evaluator.in_loss_chunks, self.space) if c.loss_chunks > 1 and self.evaluator.may_fit(c)]
+        may = [c for c in may if missing.get(replace(c, loss_chunks=1), 0.0) <= self.evaluator.logit_bytes(c)]
+        self.space = (*self.space, *may)
+        self.waiting = _ordered(self.evaluator.bounds, may)
+        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
+        self._explore()
+        if self.found:
+            self.too_big.clear()
+            self._try_schedules()
 
     def _variants(self, c: Candidate) -> tuple[Candidate, ...]:
         """The point under every schedule that is open, itself first."""
