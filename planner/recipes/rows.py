@@ -74,6 +74,7 @@ def entry(row: Row, read: Callable[[Row], Run], number: int) -> Entry:
     """The run of a row, or the reason why it has none."""
     row = {k: (v or "").strip() for k, v in row.items() if isinstance(k, str) and not isinstance(v, list)}
     name, family = row.get("id") or f"row {number + 1}", row.get("family", "")
+    row["id"] = name
     try:
         run = read(row).check()
     except InputError as error:

@@ -39,15 +39,15 @@ def validate(entries: Sequence[Entry], estimator: Estimator | None = None) -> di
 
 def report(entries: Sequence[Entry], priced: Priced) -> dict[str, Any]:
     """`validate` of rows that are priced already."""
-    at = {run.id: i for i, run in enumerate(priced.runs)}
-    rows = [_row(e, priced, at.get(e.id)) for e in entries]
+    at = {run: i for i, run in enumerate(priced.runs)}  # a table may name two rows alike
+    rows = [_row(e, priced, None if e.run is None else at.get(e.run)) for e in entries]
     families = dict.fromkeys(row["family"] for row in rows)
     return {"rows": rows, "families": [_family(f, [row for row in rows if row["family"] == f]) for f in families]}
 
 
-def estimates(priced: Priced) -> list[Estimate]:
-    """Of every priced run."""
-    return [told(fitted(run), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
+def estimates(priced: Priced, learned: Mapping[str, Any] | None = None) -> list[Estimate]:
+    """Of every priced run; by what was `learned` in place of the bundled fits."""
+    return [told(fitted(run, learned), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
 
 
 def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
