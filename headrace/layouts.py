@@ -9,7 +9,7 @@ from headrace.tables import Table
 from ir.units import nbytes, seconds
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too big"}
-DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "seq_chunks")
+DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "seq_chunks", "loss_chunks")
 
 
 def describe(layout: Mapping[str, Any]) -> str:

@@ -14,13 +14,16 @@ from headrace.documents import near
 from ir.errors import InputError
 from ir.units import dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+FIX_KEYS = (
+    "dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "loss_chunks", "recompute", "zero", "sp", "layout", "tp_plan",
+)  # fmt: skip
 FIX_HELP = (
     "what the plan must keep, of dp tp pp cp ep vpp mbs schedule zero sp, recompute (none, selective, full), cp_form (how attention goes over cp ranks: ring, "
-    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and tp_plan (placements of "
-    "Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), loss_chunks (of a rank's tokens, "
+    "for head and loss one after the other), layout and tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such "
+    "as h.*.mlp.up=[tp:S(2)]"
 )
-FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
+FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks", "loss_chunks")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
 BACKENDS = ("numpy", "cupy", "null")
 

@@ -61,6 +61,7 @@ class Plan:
     `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
     `pieces`: tokens of each piece into which the schedule cuts a sequence; empty where sequences run whole.
     `context`: how attention goes over the mesh axis `cp`, a form of `planner.context` and, where sequences lie in zig-zag order, `zigzag`; else empty.
+    `loss_chunks`: over so many chunks of a rank's tokens head and loss are computed, 1 where all logits are made at once.
     `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
     """
 
@@ -88,6 +89,7 @@ class Plan:
     orders: tuple[str, ...] = ()
     pieces: tuple[int, ...] = ()
     context: str = ""
+    loss_chunks: int = 1
 
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
@@ -151,7 +153,7 @@ class Plan:
             "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
             "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
             "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links], "orders": list(self.orders),
-            "pieces": list(self.pieces), "context": self.context,
+            "pieces": list(self.pieces), "context": self.context, "loss_chunks": self.loss_chunks,
         }  # fmt: skip
 
     @classmethod
@@ -181,7 +183,7 @@ class Plan:
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
                 tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())), tuple(map(str, data.get("orders", ()))),
-                tuple(map(int, data.get("pieces", ()))), str(data.get("context", "")),
+                tuple(map(int, data.get("pieces", ()))), str(data.get("context", "")), int(data.get("loss_chunks", 1)),
             )  # fmt: skip
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error

@@ -24,14 +24,16 @@ from ir.work import Work
 from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
+from planner.chunks import planned_chunks
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
-from planner.place import SiteTasks, Task, Value, place
+from planner.place import place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
+from planner.sites import SiteTasks, Task, Value
 from planner.stack import Kept, Known, stack
 
 
@@ -49,14 +51,14 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
     Raises PlanError when the plan does not belong to the model or holds a value that is not legal.
     """
-    graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+    graph = planned_chunks(model.graph(plan.microbatch, plan.seq, plan.dtype), plan)
     check_plan(graph, plan)
     return write(joint_graph(graph, plan), plan, ranks).check()
 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
-    forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
+    forward = scale_loss(unroll(ordered(planned_chunks(graph, plan), plan), plan), plan.num_microbatches)
     return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
@@ -206,7 +208,20 @@ class _Writer:
 
     def registers(self, rank: int) -> list[Register]:
         coords = self.mesh.coords(rank)
-        return [self._register(rank, coords, v) for v in self.here.values.values()]
+        rooms = [self._room(rank, t) for t in self.all_tasks if self._has_room(t)]
+        return [*(self._register(rank, coords, v) for v in self.here.values.values()), *rooms]
+
+    @staticmethod
+    def _has_room(task: Task) -> bool:
+        return task.kind == "compute" and catalogue(task.op).room is not None
+
+    def _room(self, rank: int, task: Task) -> Register:
+        """The memory that a kernel works in besides its operands: an item that nobody reads."""
+        work, room = self._compute(rank, task), catalogue(task.op).room
+        assert room is not None
+        size = room(work.sizes, work.attrs)
+        name = self._at(f"{task.name}.room", rank)
+        return Register(name, rank, (size,), work.dtype, size * DTYPE_BYTES[work.dtype], memory="logits")
 
     def _register(self, rank: int, coords: tuple[int, ...], value: Value) -> Register:
         tensor = value.tensor
@@ -310,8 +325,9 @@ class _Writer:
         if len(self.present.intersection(work.group)) < 2:
             channel = ""  # its partners are represented by this rank, which then waits for nobody
         reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
+        writes = (*task.writes, f"{task.name}.room") if self._has_room(task) else task.writes
         return Actor(
-            self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
+            self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(writes, rank),
             self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, whole_layer(self.plan, task.layer),
         )  # fmt: skip
 
@@ -369,7 +385,9 @@ class _Writer:
         coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         flops, traffic, gemm = work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded)
         if op.flops_at is not None and self.present.issuperset(self.mesh.ranks):
-            flops = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            here = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            gemm = (*gemm[:-1], round(gemm[-1] * here / flops)) if gemm and here else ()
+            flops = here
         return Work(
             "compute", task.op, dtype, flops, traffic, gemm, (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
@@ -390,7 +408,8 @@ class _Writer:
         group = self.mesh.group(rank, self.plan.axes[task.axis])
         partial = src.nd[task.axis]
         attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
-        work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
+        nbytes = float(max(read, written)) * (src.share if len(self.present) < self.plan.num_ranks else 1.0)
+        work = Work("collective", task.op, src.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
 
     def _shift(self, rank: int, task: Task) -> tuple[Work, str]:

@@ -112,7 +112,8 @@ def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int, widths: Mapping[str,
     """
     ins, outs = op.elements_of(sizes)
     if not widths:
-        return op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes, attrs)
+        num_moved = op.moves(sizes, attrs) if op.moves else sum(ins) + sum(outs)
+        return op.flops_of(sizes, attrs), float(num_moved * width), op.gemm_of(sizes, attrs)
     every = zip((*op.inputs, *op.outputs), (*ins, *outs), strict=True)
     traffic = sum(n * widths.get(o.name, widths.get(o.name.removesuffix("2"), width)) for o, n in every)
     return op.flops_of(sizes, attrs), float(traffic), op.gemm_of(sizes, attrs)

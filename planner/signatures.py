@@ -15,6 +15,7 @@ from ir.graph import Graph, Node, Tensor
 from ir.plan import Plan
 from ir.sbp import Sbp
 from ir.units import seconds
+from planner.chunks import planned_chunks
 from planner.context import AXIS, context_space
 from planner.facts import analyse, uneven_labels
 from planner.frontends.model import Model
@@ -63,7 +64,7 @@ class _Asker:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, plan: Plan) -> _Asker:
-        graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+        graph = planned_chunks(model.graph(plan.microbatch, plan.seq, plan.dtype), plan)
         pricing = MeshPricing(CostModel(cluster), plan.mesh(0))
         tables = new_tables(plan.axes, plan.mesh_shape, pricing)
         base = layout_space(graph, plan.axes) & no_batch(graph, "tp")

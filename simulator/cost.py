@@ -9,6 +9,7 @@ from typing import Any
 
 from ir.cluster import Cluster, Device
 from ir.errors import ClusterError, InputError
+from ir.ops import CATALOGUE
 from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
@@ -18,6 +19,9 @@ from simulator.routes import Edge, Routes
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
 """Matrix products of queries and keys in an operator, each of 2 d flops a pair."""
+
+WITH_PASSES = frozenset(name for name, op in CATALOGUE.items() if op.moves is not None and op.gemm is not None)
+"""Operators that pass over what their products give: what they move besides the products' operands takes its time besides."""
 
 MEASURED_HEAD = 64
 """Size of a head in the samples by which `executor.measure` times attention."""
@@ -99,7 +103,8 @@ class CostModel:
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
         if gemm:
-            return self._gemm(device, dtype).seconds(gemm, nbytes, bandwidth)
+            beside = max(0.0, nbytes - _operand_bytes(gemm, dtype)) if op in WITH_PASSES else 0.0
+            return self._gemm(device, dtype).seconds(gemm, nbytes - beside, bandwidth) + float(beside / bandwidth)
         table = device.profile.get("ops", {}).get(measured_as(op))
         if table is not None and dtype in table["s_per_element"]:
             return float(table["launch_s"] + table["s_per_element"][dtype] * nbytes / DTYPE_BYTES[dtype] + flops * table.get("s_per_flop", {}).get(dtype, 0.0))
@@ -243,6 +248,11 @@ def peak(device: Device, dtype: str) -> float:
     if rate is None:
         raise ClusterError(f"{device.name} computes no {dtype}; it has {', '.join(device.flops_per_s)}: choose one of these with --dtype")
     return rate
+
+
+def _operand_bytes(gemm: tuple[int, ...], dtype: str) -> float:
+    batch, m, n, k = gemm
+    return float(DTYPE_BYTES[dtype] * batch * (m * k + k * n + m * n))
 
 
 def curve_s(rows: Sequence[Sequence[float]], nbytes: float) -> float:
