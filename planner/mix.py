@@ -121,7 +121,7 @@ class _Row:
         """By one block; and by which way."""
         block, room = self.mix.block, self.mix.room
         out, taken = np.full(time_s.shape, math.inf), np.zeros(time_s.shape, dtype=np.int32)
-        possible = np.isfinite(time_s).any(axis=1)
+        possible = [bool(np.isfinite(row).any()) for row in time_s]
         for k, (a, b, step, seconds) in enumerate(zip(block.before.tolist(), block.after.tolist(), self.steps.tolist(), block.time_s.tolist(), strict=True)):
             if possible[a] and step < room:
                 made, there = time_s[a, : room - step] + seconds, out[b, step:]
