@@ -93,8 +93,8 @@ class _Sum:
 
 @dataclass(frozen=True)
 class Fronts:
-    """Of `part` at `price`. `ends`: variables that stay; `marginals`: of the part and all around it at this price, `ends` last; `slack`: seconds above the
-    least cost up to which a way is looked at. Fronts have `most` points, about.
+    """Of `part` at `price`. `ends`: variables that stay; `marginals`: of the part and all around it at this price, `ends` last, with this `slack`,
+    seconds above the least cost up to which a way is looked at. Fronts have `most` points, about.
     """
 
     part: Trade
@@ -136,19 +136,20 @@ class Fronts:
         unary = [((v,), options) for v, options in enumerate(self.part.unary)]
         given = enumerate([*unary, *zip(self.part.edges, self.part.pairwise, strict=True)])
         left = [self._given(k, scope, options) for k, (scope, options) in given]
-        for v, (names, _) in self.marginals.cliques.items():
+        for v, clique in self.marginals.cliques.items():
             if v not in self.ends:
                 mine = tuple(f for f in left if v in f.scope)
                 left = [f for f in left if v not in f.scope]
-                left.append(self._joined(mine, names[:-1], v))
+                left.append(self._joined(mine, clique.names[:-1], v))
         return self._joined(tuple(left), self.ends)
 
     def _near(self, scope: Scope) -> tuple[Index, Table]:
         """The joint states that are within the slack, and what each leaves of it."""
-        belief = self.marginals.of_states(scope) if scope else np.asarray(self.marginals.least)
-        room = self.marginals.least * (1 + 1e-12) + self.slack - belief
-        states = np.argwhere(room >= 0)
-        return states, room[tuple(states.T)].reshape(-1)
+        most = self.marginals.least + self.slack
+        if not scope:
+            return np.zeros((1, 0), dtype=np.intp), np.array([self.slack])
+        near = self.marginals.near(scope)
+        return near.states, most - near.cost
 
     def _given(self, table: int, scope: Scope, options: Options) -> _Sum:
         states, _ = self._near(scope)
@@ -160,7 +161,7 @@ class Fronts:
     def _made(self, scope: Scope, states: Index, what: _Sum) -> _Sum:
         """With its fronts numbered."""
         number = np.full(tuple(self.part.num_states[v] for v in scope), -1, dtype=np.intp)
-        number[tuple(states.T)] = np.arange(len(states))
+        number[tuple(states.T)] = np.arange(len(states)) if scope else 0
         return replace(what, number=number, start=np.searchsorted(what.points.of, np.arange(len(states) + 1)))
 
     def _joined(self, parts: tuple[_Sum, ...], around: Scope, var: int = -1) -> _Sum:

@@ -154,9 +154,8 @@ def solve_within(trade: Trade, limit: float) -> Answer:
     if over is None:
         return best
     bound = over.time_s + price * (over.nbytes - limit)
-    marginals = Marginals.of(trade.at(price))
-    every = range(len(trade.num_states))
-    kept = [np.flatnonzero(marginals.of_states((v,)) - price * limit <= best.time_s * (1 + 1e-12)) for v in every]
+    marginals = Marginals.of(trade.at(price), slack=best.time_s * (1 + 1e-12) - bound)
+    kept = [marginals.near((v,)).states[:, 0] for v in range(len(trade.num_states))]
     exact = integer_within(trade.restricted(kept), limit)
     if exact is None or exact.time_s > best.time_s:
         return replace(best, bound=min(best.time_s, max(bound, exact.bound if exact else bound)))

@@ -37,7 +37,7 @@ from planner.trade import Line, Picked, Trade, dual
 GOOD_GAP = 5e-4
 """The search for something better ends where this share of the time at most could be saved."""
 
-EFFORTS = ((1e-3, 48), (4e-3, 128), (1.6e-2, 128))
+EFFORTS = ((1e-3, 48), (4e-3, 128), (1.6e-2, 256))
 """(share of the time above the bound up to which ways to place something are looked at, points of a front), one after the other."""
 
 MOST_POINTS_ALONE = 512
@@ -100,12 +100,12 @@ class _Part:
         """`bare`: an end whose own table belongs to the other part."""
         return cls(whole.part(names, edges, bare), tuple(names), tuple(edges), tuple(names.index(v) for v in ends))
 
-    def marginals(self, price: float, outside: Table | None) -> Marginals:
+    def marginals(self, price: float, slack: float, outside: Table | None) -> Marginals:
         """`outside`: what the states of the two ends cost elsewhere."""
         graph = self.trade.at(price)
         if outside is not None:
             graph = replace(graph, edges=(*graph.edges, (self.ends[0], self.ends[1])), pairwise=(*graph.pairwise, outside))
-        return Marginals.of(graph, self.ends)
+        return Marginals.of(graph, self.ends, slack)
 
     def write(self, picked: Picked, states: list[int], ways: list[int]) -> None:
         """By the numbers of the whole."""
@@ -139,7 +139,8 @@ class _Search:
         least_s = bound_s
         slack = 0.0
         for share, most in EFFORTS:
-            if best.time_s * (1 - GOOD_GAP) <= bound_s or slack >= best.time_s - least_s:
+            enough = GOOD_GAP if slack < best.time_s - least_s else 2 * GOOD_GAP  # nothing was left out: points alone may be found
+            if best.time_s * (1 - enough) <= bound_s:
                 break
             slack = min(share * least_s, best.time_s - least_s)
             found, mixed_s = self._mixed(price, slack, most, priced)
@@ -211,11 +212,10 @@ class _Search:
     def _mixed(self, price: float, slack: float, most: int, priced: _Priced | None) -> tuple[Line | None, float]:
         """The best mixture of ways that are within the slack, and a bound of all such."""
         if priced is None:
-            marginals = self.rest.marginals(price, None)
+            marginals = self.rest.marginals(price, slack, None)
             alone = Fronts(self.rest.trade, (), price, marginals, slack, MOST_POINTS_ALONE)
             fits = np.flatnonzero(alone.nbytes <= self.limit)
-            almost = alone.nbytes <= self.limit + alone.lost
-            bound_s = float(alone.time_s[almost].min()) - price * alone.lost if almost.any() else np.inf
+            bound_s = float((alone.time_s + price * np.maximum(alone.nbytes - self.limit, -alone.lost)).min())
             return (self._line(_Choice(alone.picked(int(fits[alone.time_s[fits].argmin()])), ())) if len(fits) else None), bound_s
         rest, block = priced.fronts(slack, most)
         found, bound_s = Mix(_ways(rest), _ways(block), priced.repeated.count, self.limit, price).best()
@@ -264,21 +264,17 @@ class _Priced:
         """[state before, state after] of all blocks in a row."""
         return Chain(self.table, np.zeros(len(self.table)), self.repeated.count).table
 
-    @cached_property
-    def marginals(self) -> Marginals:
-        return self.rest.marginals(self.price, self.chain)
-
     def fronts(self, slack: float, most: int) -> tuple[Fronts, Fronts]:
         """Of the rest, and of a block wherever in the chain it stands."""
-        rest = Fronts(self.rest.trade, self.rest.ends, self.price, self.marginals, slack, most)
-        around = self.block.marginals(self.price, self._around(slack))
+        around = self.rest.marginals(self.price, slack, self.chain)
+        rest = Fronts(self.rest.trade, self.rest.ends, self.price, around, slack, most)
+        around = self.block.marginals(self.price, slack, self._around(around.table(self.rest.ends)))
         return rest, Fronts(self.block.trade, self.block.ends, self.price, around, slack, most)
 
-    def _around(self, slack: float) -> Table:
-        """[state before, state after] the least that all but one block of the chain cost, from states at the ends of the chain that are within the slack."""
-        both = self.marginals.of_states(self.rest.ends)
-        beside = np.where(np.isfinite(both), both - np.where(np.isfinite(self.chain), self.chain, 0.0), np.inf)
-        near = both <= self.marginals.least * (1 + 1e-12) + slack
+    def _around(self, both: Table) -> Table:
+        """[state before, state after] the least that all but one block of the chain cost; `both`: what all cost by the states at the two ends of the chain."""
+        near = np.isfinite(both)
+        beside = np.where(near, both - np.where(near, self.chain, 0.0), np.inf)
         first, last = np.flatnonzero(near.any(axis=1)), np.flatnonzero(near.any(axis=0))
         apart = np.where(np.eye(len(self.table), dtype=bool), 0.0, np.inf)
         ahead, behind = [apart[first]], [apart[:, last]]

@@ -76,7 +76,7 @@ def test_min_marginals_are_the_least_of_all_that_take_the_state() -> None:
         costs = {states: graph.cost(states) for states in itertools.product(*map(range, graph.num_states))}
         assert found.least == pytest.approx(min(costs.values()))
         for scope in (*((v,) for v in range(len(graph.num_states))), *graph.edges):
-            table = found.of_states(scope)
+            table = found.table(scope)
             for at in np.ndindex(table.shape):
                 assert table[at] == pytest.approx(min(c for states, c in costs.items() if tuple(states[v] for v in scope) == at))
 
