@@ -57,6 +57,9 @@ HALVINGS = 3
 SPARE = 0.005
 """Share of the usable memory that must be left over for a plan's layers to be placed again."""
 
+GOOD_FILLING = 0.003
+"""Share of a step that may be left to save where that ends."""
+
 FILLINGS = 3
 """Limits that are tried for that: what a plan needs beside its tensors is known only when it is simulated."""
 
@@ -240,7 +243,7 @@ class Evaluator:
         selective = c.recompute == "selective"
         limit = sum(self._whole(c, partial(search, memory_price=worth), decides_reruns(c, e.price), e.exposed).nbytes.values()) + room
         for _ in range(FILLINGS):
-            placed = self._whole(c, partial(_placed_within, limit_bytes=limit), selective, e.exposed)
+            placed = self._whole(c, partial(_placed_within, limit_bytes=limit, good_gap=GOOD_FILLING), selective, e.exposed)
             found = self._foretold(e, self._planned(c, placed, e.orders))
             over = found.predicted["peak_gib"] * GIB - self.usable_bytes
             if over <= 0:

@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 from planner.solver.factors import Table
 
-INTERVALS = 1 << 13
+FEWEST_INTERVALS = 1 << 13
 """Of the bytes that are left once everything keeps its fewest."""
+
+MOST_STEPS = 1 << 18
+"""Intervals times blocks up to which there are more: what few blocks keep is told apart by them."""
 
 MOST_TRIED = 500
 """Mixtures that are added up exactly, the fastest first, until one is within the limit."""
@@ -79,7 +82,12 @@ class Mix:
         return None, bound_s
 
     @property
+    def intervals(self) -> int:
+        return max(FEWEST_INTERVALS, MOST_STEPS // self.count)
+
+    @property
     def lost(self) -> float:
+        """Bytes."""
         return self.rest.lost + self.count * self.block.lost
 
     @property
@@ -90,12 +98,12 @@ class Mix:
     @property
     def interval(self) -> float:
         """Bytes."""
-        return max((self.limit + self.lost - self.least) / INTERVALS, 1.0)
+        return max((self.limit + self.lost - self.least) / self.intervals, 1.0)
 
     @property
     def room(self) -> int:
         """Intervals in which a choice within the limit may come to lie."""
-        return INTERVALS + self.count // 2 + 2
+        return self.intervals + self.count // 2 + 2
 
 
 class _Row:

@@ -7,6 +7,7 @@ price to place a block, and the rest around the blocks (`planner.fronts`), are m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +38,11 @@ from planner.trade import Line, Picked, Trade, dual
 GOOD_GAP = 5e-4
 """The search for something better ends where this share of the time at most could be saved."""
 
-EFFORTS = ((1e-3, 48), (4e-3, 128), (1.6e-2, 256))
+EFFORTS = ((3e-4, 48), (1e-3, 48), (4e-3, 128), (1.6e-2, 256), (6.4e-2, 1024))
 """(share of the time above the bound up to which ways to place something are looked at, points of a front), one after the other."""
 
-MOST_POINTS_ALONE = 512
-"""Of a front of a model without a chain of equal blocks: its points alone have to meet the limit."""
+ALONE = ((1e-3, 512), (math.inf, 512))
+"""The same for a model without a chain of equal blocks: of its front one point alone has to meet the limit."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ class Within:
 def search_within(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, limit_bytes: float, *, num_microbatches: int,
     in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), selective: bool = False, optimizer: str | Mapping[str, Any] = "adamw",
-    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
+    space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0, good_gap: float = GOOD_GAP,
 ) -> Within:  # fmt: skip
     """The least stated time that keeps at most `limit_bytes` a device: parameters, gradients, optimizer states, and what is saved, `in_flight` times.
 
-    Arguments as of `planner.placement.search`. Raises PlanError where nothing fits.
+    `good_gap`: the share of the time that may be left to save where the search ends. Other arguments as of `planner.placement.search`. Raises PlanError where
+    nothing fits.
     """
     start = time.perf_counter()
     tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
@@ -81,9 +83,9 @@ def search_within(
         )  # fmt: skip
 
     try:
-        return _Search(made(True), limit_bytes, start).best()
+        return _Search(made(True), limit_bytes, start, good_gap).best()
     except CannotFold:
-        return _Search(made(False), limit_bytes, start).best()
+        return _Search(made(False), limit_bytes, start, good_gap).best()
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class _Search:
     problem: Problem
     limit: float
     start_s: float
+    good_gap: float
 
     def best(self) -> Within:
         free = self._ask(TIE_KEPT_S)
@@ -138,9 +141,9 @@ class _Search:
         priced = _Priced(self.rest, self.block, self.repeated, self.block_table(price), price) if self.repeated else None
         least_s = bound_s
         slack = 0.0
-        for share, most in EFFORTS:
-            enough = GOOD_GAP if slack < best.time_s - least_s else 2 * GOOD_GAP  # nothing was left out: points alone may be found
-            if best.time_s * (1 - enough) <= bound_s:
+        for share, most in EFFORTS if priced else ALONE:
+            # where nothing was left out but points of fronts there is less to be found
+            if best.time_s * (1 - self.good_gap * (1 if slack < best.time_s - least_s else 2)) <= bound_s:
                 break
             slack = min(share * least_s, best.time_s - least_s)
             found, mixed_s = self._mixed(price, slack, most, priced)
@@ -213,9 +216,10 @@ class _Search:
         """The best mixture of ways that are within the slack, and a bound of all such."""
         if priced is None:
             marginals = self.rest.marginals(price, slack, None)
-            alone = Fronts(self.rest.trade, (), price, marginals, slack, MOST_POINTS_ALONE)
+            alone = Fronts(self.rest.trade, (), price, marginals, slack, most)
             fits = np.flatnonzero(alone.nbytes <= self.limit)
-            bound_s = float((alone.time_s + price * np.maximum(alone.nbytes - self.limit, -alone.lost)).min())
+            over = alone.nbytes - self.limit
+            bound_s = float(np.min(alone.time_s + price * np.maximum(over, -alone.lost), where=over <= alone.lost, initial=np.inf))
             return (self._line(_Choice(alone.picked(int(fits[alone.time_s[fits].argmin()])), ())) if len(fits) else None), bound_s
         rest, block = priced.fronts(slack, most)
         found, bound_s = Mix(_ways(rest), _ways(block), priced.repeated.count, self.limit, price).best()
