@@ -185,8 +185,11 @@ class _Writer:
 
     def passes(self, rank: int) -> dict[str, str]:
         """By actor the pass that it belongs to, as `planner.arena` asks for."""
-        fused = {"I": "B", "W": "B"}
-        return {self._at(t.name, rank): f"{t.stage}{t.part if self.splits else fused.get(t.part, t.part)}" for t in self.all_tasks}
+        return {self._at(t.name, rank): self._pass(t.stage, t.part) for t in self.all_tasks}
+
+    def _pass(self, stage: int, part: str) -> str:
+        """What runs without anything between: where no schedule holds weight gradients back, I and W are one."""
+        return f"{stage}{part if self.splits or part not in 'IW' else 'B'}"
 
     def _lives(self) -> Mapping[str, _Life]:
         writers: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
@@ -255,9 +258,8 @@ class _Writer:
         found = {}
         for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if self.plan.pieces and self._memory(value) != "saved":
-                continue  # gradients of keys wait from one piece to the next: so short that in the stack they would tear the others apart
-            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+            later = {self._pass(*p) for p in life.read} - {self._pass(*life.written)}  # else its memory is the arena's
+            if value.clock == "microbatch" and life.is_computed and later:
                 spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
                 # the n-th item that is written lies in slot n, whichever microbatch's it is
                 found[self._at(value.name, rank)] = Kept(tuple(sorted(spans)), life.layer)
