@@ -16,7 +16,7 @@ from planner import compare, reshards, signatures
 from planner.chunks import planned_chunks
 from planner.frontends.model import Model
 from planner.lower import lower, representatives
-from planner.reasons import PARTS, binds, largest_difference
+from planner.reasons import PARTS, advice, binds, largest_difference
 from planner.search import evaluate_fixed
 from planner.summary import metrics
 from planner.words import parameters, pattern, placements, ways_as_lines
@@ -54,6 +54,7 @@ def explain(
         "layout": dict(plan.layout), "step_s": found["step_s"], "breakdown": found["breakdown"], "binds": binds(found), "peak_gib": found["peak_gib"],
         "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "parameters": parameters(plan), "recompute": _reruns(plan),
         "reshards": [r.to_json() for r in found_reshards], "if": _what_if(cluster, program, found["step_s"]),
+        "advice": list(advice(replace(plan, predicted=found), len(cluster.nodes))),
     }  # fmt: skip
     lines = _lines(document, found_reshards)
     if about:
@@ -121,6 +122,7 @@ def _lines(document: Mapping[str, Any], moved: Sequence[reshards.Reshard]) -> li
         "  ".join(f"{k}={v}" for k, v in shape.items()),
         f"step {seconds(document['step_s'])}, {document['peak_gib']:.2f} GiB, fits: {document['fits']}",
         f"what binds: {document['binds']}",
+        *document["advice"],
         "",
     ]
     lines += [f"  {PARTS[k]:<34} {seconds(v):>10}  {v / document['step_s']:>6.1%}" for k, v in document["breakdown"].items()]

@@ -29,7 +29,7 @@ from planner.frontends.model import Model
 from planner.hints import Hint
 from planner.lessons import Lessons
 from planner.optimizers import with_defaults
-from planner.reasons import why
+from planner.reasons import advice, why
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -381,8 +381,10 @@ class _Search:
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
         num = sum(len(self._variants(c)) for c in self.space)
+        num_nodes = len(self.evaluator.cluster.nodes)
+        told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, num_nodes))} for i, p in enumerate(best, 1))
         return Result(
-            tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), num,
+            tuple(replace(p, predicted={**p.predicted, **words}) for p, words in zip(best, told, strict=True)), num,
             self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
         )  # fmt: skip
 

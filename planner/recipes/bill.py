@@ -37,9 +37,9 @@ class Bill:
     `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions
     of fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there
     are `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
-    `split` 1 where collectives of `link` hide behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between
-    them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and in I + W of a layer; `beside` 1 where the
-    reduction hides behind the last backward; `nodes`."""
+    `split` the part of collectives of `link` that hides behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes
+    and between them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and in I + W of a layer; `beside` 1
+    where the reduction hides behind the last backward; `nodes`."""
 
     seconds: np.ndarray
     fsdp: np.ndarray
@@ -97,7 +97,7 @@ def _release(run: Run) -> Release:
     found = release_of(run.release)
     if found is None:
         raise InputError(f"run `{run.id}`: release `{run.release}` has no profile; add one to simulator/profiles/runtimes")
-    return found.with_options(run.options)
+    return found.running(run.gpu, run.options)
 
 
 class _Writer:
@@ -118,7 +118,7 @@ class _Writer:
         scalars = {
             "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),
             "update": self._update_s(parts), "host": slower, "host_backward": slower * (release.host_backward + again),
-            "beside": float(release.reduces_beside_backward), "split": float(release.splits_link), "nodes": run.num_nodes,
+            "beside": float(release.reduces_beside_backward), "split": release.splits_link, "nodes": run.num_nodes,
         }  # fmt: skip
         idle = np.array(BUBBLES[run.schedule])
         arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": idle}

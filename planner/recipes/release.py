@@ -25,8 +25,9 @@ class Release:
     reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
     every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
     over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
-    `splits_link`: tensor-parallel collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own).
-    `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word.
+    `splits_link`: the part of tensor-parallel collectives that is cut up and hides behind their products. `low_as`: dtype whose speed products in fp8 have (""
+    their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `microbatch_a_stage`: a pipeline has as many
+    microbatches as stages where nothing else is said. `options`: what changes where a run says such a word, `on`: on GPUs whose name begins so.
     """
 
     name: str
@@ -48,19 +49,19 @@ class Release:
     grouped_low_cost: float = 1.0
     always_sp: bool = False
     least_zero: int = 0
-    splits_link: bool = False
+    splits_link: float = 0.0
     low_as: str = ""
     gathers_every_pass: bool = True
+    microbatch_a_stage: bool = False
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""
 
-    def with_options(self, words: tuple[str, ...]) -> Release:
-        """The release as it runs with these options; words that change nothing are passed over."""
+    def running(self, gpu: str, words: tuple[str, ...]) -> Release:
+        """The release as it runs on a GPU with these options; words that change nothing are passed over."""
         found = self
-        for word in words:
-            change = dict(self.options.get(word, {}))
-            if change:
-                found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
+        for change in (*(c for start, c in self.on.items() if gpu.startswith(start)), *(self.options.get(word, {}) for word in words)):
+            found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
         return found
 
     def fuses_softmax(self, batch: int, seq: int) -> bool:

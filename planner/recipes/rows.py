@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from ir.errors import InputError
+from planner.recipes.release import release_of
 from planner.recipes.run import Run, Shape
 
 Row = Mapping[str, str]
@@ -91,14 +92,16 @@ def published_run(row: Row) -> Run:
     num_gpus, pp = _count(row, "n_gpus"), _count(row, "pp")
     schedule = SCHEDULES.get(row["schedule"].lower(), row["schedule"].lower())
     chunks = 2 if schedule == "interleaved" and "assume" not in row.get("flag", "") else 1
-    mbs, vpp = _or_assumed(row, "mbs", "microbatch size", 1, assumed), _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
+    vpp = _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
+    release = row.get("release") or row.get("framework", "")
+    gbs, dp = _count(row, "gbs"), _count(row, "dp")
+    mbs = _or_assumed(row, "mbs", "microbatch size", _usual_mbs(release, gbs // dp, pp * vpp), assumed)
     run = Run(
         row["id"], row["family"], row.get("model", ""), shape, seq=_count(row, "seq"), gpu=row["gpu"], num_gpus=num_gpus, tp=_count(row, "tp"), pp=pp,
-        dp=_count(row, "dp"), cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=_count(row, "gbs"),
-        schedule="1f1b" if pp > 1 and schedule == "none" else schedule, recompute=recompute, zero=_size(row, "zero"), sp=row.get("seq_parallel") == "1",
-        short_ends=_has_short_ends(shape.layers, pp * vpp), precision=_precision(row["precision"]),
-        gpus_per_node=(per_node := _per_node(num_gpus, _count(row, "gpus_per_node", 8))), nic=nic_of(row.get("inter", ""), per_node),
-        release=row.get("release") or row.get("framework", ""), machine=row.get("machine", ""), memory_gib=_number(row, "peak_mem_gb"),
+        dp=dp, cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=gbs, schedule="1f1b" if pp > 1 and schedule == "none" else schedule,
+        recompute=recompute, zero=_size(row, "zero"), sp=row.get("seq_parallel") == "1", short_ends=_has_short_ends(shape.layers, pp * vpp),
+        precision=_precision(row["precision"]), gpus_per_node=(per_node := _per_node(num_gpus, _count(row, "gpus_per_node", 8))),
+        nic=nic_of(row.get("inter", ""), per_node), release=release, machine=row.get("machine", ""), memory_gib=_number(row, "peak_mem_gb"),
         memory_kind=row.get("mem_kind", ""), options=_options(row), flag=row.get("flag", ""), source=row.get("source", ""), assumed=tuple(assumed),
     )  # fmt: skip
     return _measured(run, row)
@@ -237,6 +240,12 @@ def _or_assumed(row: Row, column: str, what: str, value: int, assumed: list[str]
         return _count(row, column)
     assumed.append(f"{what} not given: {value} assumed")
     return value
+
+
+def _usual_mbs(release: str, batch: int, stages: int) -> int:
+    """Sequences of a microbatch where nobody says it: one, or what makes as many microbatches as stages of a rank's batch where that is the release's way."""
+    found = release_of(release)
+    return max(1, batch // stages) if found is not None and found.microbatch_a_stage and stages > 1 else 1
 
 
 def _has_short_ends(layers: int, stages: int) -> bool:

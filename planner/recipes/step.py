@@ -12,6 +12,10 @@ from planner.recipes.shares import Shares
 
 LINK = SHARES.index("link")
 
+SHARPNESS = 4.0
+"""How nearly the longer of host and device alone counts for a pass. Some kernels of a layer are shorter than their launch and some longer, and ranks that meet
+in a collective wait for the slowest host among them: where both take equally long a pass takes 2^(1/4) = 1.19 times that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -54,16 +58,22 @@ def step(bill: Bill, shares: Shares) -> Step:
 
 
 def passes(bill: Bill, shares: Shares) -> np.ndarray:
-    """Seconds [n, part, pass] of one layer, embedding, head: the device's, or the host's where it is slower; beside them the gathers of sharded parameters."""
+    """Seconds [n, part, pass] of one layer, embedding, head: of device and host together; beside them the gathers of sharded parameters."""
     out: np.ndarray = bill.seconds @ np.array([getattr(shares, name) for name in SHARES])
     hidden = bill.seconds[..., LINK] * shares.link * bill.split[:, None, None]
     out = np.maximum(out - hidden, hidden) + shares.beside * hidden
     layer = out[:, 0]
-    forward = np.maximum(layer[:, 0], bill.host * shares.host_s)
+    forward = _both(layer[:, 0], bill.host * shares.host_s)
     backward = layer[:, 1] + layer[:, 2]
-    slower = np.maximum(backward, bill.host_backward * shares.host_s) / np.maximum(backward, 1e-12)
+    slower = _both(backward, bill.host_backward * shares.host_s) / np.maximum(backward, 1e-12)
     out[:, 0, 0] = forward
     out[:, 0, 1:] *= slower[:, None]
     gathers = bill.fsdp * shares.fsdp
     exposed: np.ndarray = np.maximum(out, gathers) + shares.beside * gathers
     return np.where(bill.fsdp > 0, exposed, out)
+
+
+def _both(device_s: np.ndarray, host_s: np.ndarray) -> np.ndarray:
+    """Seconds [n] of a pass that the device computes while the host launches it."""
+    together: np.ndarray = (device_s**SHARPNESS + host_s**SHARPNESS) ** (1 / SHARPNESS)
+    return together

@@ -12,6 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from planner.recipes.level import Level
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
 
@@ -144,6 +145,12 @@ def class_band(gpu: str, runs: int = 0, levelled: bool = False) -> tuple[float, 
         return whole["band_after_one"], f"left-out families of {said}, one measured step of each fixing its level"
     few = f"only {runs} runs" if runs else "no run"
     return whole["band"], f"{few} of this GPU, release and machine: left-out families of {said}; ranking carries over, levels do not"
+
+
+def class_level(gpu: str) -> Level:
+    """What a measured run tells of all others on such a GPU."""
+    found = _class(gpu)
+    return Level(found["shared"], found["band"])
 
 
 def _class(gpu: str) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from headrace.timelines import write_timeline
 from ir.errors import InputError
 from ir.plan import Plan
 from ir.timeline import Span, Timeline
+from planner.recipes.study import class_level
 from simulator.calibrate import Sample
 from tests.planner.recipes.test_rows import HEAD, ROW
 
@@ -65,6 +67,17 @@ def test_a_measured_step_corrects_the_cluster(plan: Path, tmp_path: Path, capsys
     assert simulated["step_s"] == pytest.approx(0.005, rel=1e-3)
     assert simulated["band"]["low_s"] < simulated["step_s"] < simulated["band"]["high_s"]
     assert "fixing its level" in simulated["band"]["basis"]
+
+
+def test_of_what_a_step_usually_differs_by_other_plans_take_a_part(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = hr.simulate(str(plan)).step_s
+    out, band = tmp_path / "cluster.json", class_level("H100-SXM").band
+    step_s = before * math.exp(band)
+    assert main(["calibrate", "1x2xH100-SXM", "--plan", str(plan), "--step-s", str(step_s), "-o", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["error_train"] < 0.001
+    assert math.log(document["levels"]["compute"]) == pytest.approx(class_level("H100-SXM").shared * band, rel=1e-2)
+    assert hr.simulate(str(plan), str(out)).step_s == pytest.approx(step_s, rel=1e-3)
 
 
 def test_timelines_correct_the_cluster_and_their_later_steps_test_it(plan: Path, tmp_path: Path) -> None:

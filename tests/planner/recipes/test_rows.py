@@ -70,6 +70,16 @@ def test_flops_are_counted_as_their_source_counts_them(entries: tuple[Entry, ...
     assert run.measured_s == pytest.approx(102.63, rel=1e-3)
 
 
+@pytest.mark.parametrize(("release", "mbs"), [("Megatron-LM 2022", 1), ("torchtitan 2024-12", 4)])
+def test_a_microbatch_that_is_not_given_is_the_usual_one_of_the_release(tmp_path: Path, release: str, mbs: int) -> None:
+    """A rank's 16 sequences in microbatches of one, or as many microbatches as stages where that is the release's way; what was assumed is told."""
+    cells = dict(zip(HEAD.split(","), ROW.split(","), strict=True)) | {"mbs": "", "release": release, "tp": "1", "pp": "4"}
+    run = one(tmp_path, ",".join(cells.values()), ",".join(cells)).run
+    assert run is not None
+    assert run.mbs == mbs
+    assert f"microbatch size not given: {mbs} assumed" in run.assumed
+
+
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
