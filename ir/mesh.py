@@ -10,7 +10,6 @@ from typing import Any
 
 from ir.errors import PlanError
 
-
 JOINED = "+"
 """Between the names of axes that something runs over at once."""
 
