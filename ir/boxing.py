@@ -83,7 +83,7 @@ def may_step(src: NdSbp, dst: NdSbp, *axes: int) -> bool:
     return True
 
 
-def joint_kind(src: tuple[Sbp, Sbp], dst: tuple[Sbp, Sbp]) -> str:
+def joint_kind(src: NdSbp, dst: NdSbp) -> str:
     """The name of the collective over two axes at once, empty where there is none.
 
     >>> from ir.sbp import P

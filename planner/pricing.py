@@ -15,7 +15,10 @@ from ir.sbp import NdSbp, local_shape
 
 
 class Pricing(Protocol):
-    """Seconds on one mesh; `axis` may be two, `dp+tp`. `nbytes` of a collective is the larger of what a rank reads and writes, of everything else the memory traffic of a rank."""
+    """Seconds on one mesh; `axis` may be two, `dp+tp`.
+
+    `nbytes` of a collective is the larger of what a rank reads and writes, of everything else the memory traffic of a rank.
+    """
 
     def compute_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float: ...
 
