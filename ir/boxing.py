@@ -107,24 +107,33 @@ Price = Callable[[Step], float]
 
 
 Link = tuple[float, float]
-"""What a collective costs on one mesh axis: (latency_s, seconds per byte that crosses a link)."""
+"""What a collective costs on one mesh axis, or on two at once: (latency_s, seconds per byte that crosses a link)."""
+
+
+def axis_sets(num_axes: int) -> tuple[tuple[int, ...], ...]:
+    """What a step may run over, in the order of the `links` of a plan: every axis, then every two.
+
+    >>> axis_sets(3)
+    ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2))
+    """
+    return (*((axis,) for axis in range(num_axes)), *itertools.combinations(range(num_axes), 2))
 
 
 def bytes_moved(shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int, links: Sequence[Link] = ()) -> Price:
     """A price without a machine: bytes that cross a link per rank, and for local steps a twentieth of the bytes written, never 0.
 
-    With `links`, one for each mesh axis, seconds: the inner axis of a fast network is then used before the outer one of a slow network. Over two axes the
-    slower one counts.
+    With `links`, one for each of `axis_sets`, seconds: the inner axis of a fast network is then used before the outer one of a slow network.
     """
-    links = tuple(links) or ((1e-6, 1.0),) * len(mesh_shape)
-    local_s_per_byte = min((per_byte for _, per_byte in links if per_byte), default=1.0) / 20
+    sets = axis_sets(len(mesh_shape))
+    known = dict(zip(sets, tuple(links) or ((1e-6, 1.0),) * len(sets), strict=True))
+    local_s_per_byte = min((per_byte for _, per_byte in known.values() if per_byte), default=1.0) / 20
 
     def price(step: Step) -> float:
         read, written = step_nbytes(step, shape, mesh_shape, itemsize)
         n = step.num_ranks(mesh_shape)
         if step.is_local:
             return written * local_s_per_byte + 1e-9
-        latency_s, per_byte = (max(links[axis][i] for axis in step.axes) for i in (0, 1))
+        latency_s, per_byte = known[step.axes]
         return (2 * written if step.kind == "all_reduce" else max(read, written)) * (n - 1) / n * per_byte + latency_s
 
     return price
@@ -269,6 +278,7 @@ __all__ = [
     "Piece",
     "Price",
     "Step",
+    "axis_sets",
     "bytes_moved",
     "cached_chain",
     "chain",

@@ -413,7 +413,10 @@ class _Writer:
         value = self.here.values[task.reads[0]]
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
-        group, at = self.mesh.group(rank, self.plan.axes[task.axes[0]]), repr(value.nd[task.axes[0]])
+        ring, at = self.mesh.group(rank, self.plan.axes[task.axes[0]]), repr(value.nd[task.axes[0]])
+        inner, place_in_ring = task.attrs.get("inner", len(ring)), ring.index(rank)
+        block = place_in_ring - place_in_ring % inner
+        group = ring[place_in_ring % inner :: inner] if task.attrs.get("of_blocks", False) else ring[block : block + inner]
         attrs = {"src_region": region, "dst_region": region, "reduce": "", "src": at, "dst": at}
         return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), f"{task.name}/{group[0]}"
 

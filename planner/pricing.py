@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import Link, Price, Step
+from ir.boxing import Link, Price, Step, axis_sets
 from ir.cluster import Cluster
-from ir.mesh import Mesh
+from ir.mesh import JOINED, Mesh
 from ir.op import Attrs, Op, Sizes
 from ir.sbp import NdSbp, local_shape
 
@@ -112,11 +112,12 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
 
 
 def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int]) -> tuple[Link, ...]:
-    """For each axis a line through two measured gathers, small and large: enough to choose the chain of a re-shard without a cost model."""
+    """For each of `ir.boxing.axis_sets` a line through two gathers, small and large: enough to choose the chain of a re-shard without a cost model."""
     small, large = 1 << 10, 1 << 24
     out = []
-    for axis, n in zip(axes, mesh_shape, strict=True):
-        latency_s, long_s = (pricing.collective_s("all_gather", float(nbytes), axis) for nbytes in (small, large))
+    for joined in axis_sets(len(axes)):
+        n = math.prod(mesh_shape[axis] for axis in joined)
+        latency_s, long_s = (pricing.collective_s("all_gather", float(nbytes), JOINED.join(axes[axis] for axis in joined)) for nbytes in (small, large))
         out.append((latency_s, max(0.0, long_s - latency_s) / ((large - small) * (n - 1) / n)))
     return tuple(out)
 

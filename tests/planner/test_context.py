@@ -15,7 +15,7 @@ from ir.op import Rule
 from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.candidates import block_layers
-from planner.context import context_space
+from planner.context import context_space, form_of
 from planner.frontends import load
 from planner.frontends.model import Model
 from planner.lower import lower
@@ -44,7 +44,7 @@ def plan_of(
     graph = model.graph(batch // pp, SEQ, "float64")
     num_ranks = sizes[0] * sizes[1] * sizes[2]
     mesh = Mesh(AXES, sizes, tuple(range(num_ranks)))
-    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], context and context.split()[0], AXES) & zero_space("cp", zero)
+    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], context and form_of(context), AXES) & zero_space("cp", zero)
     layers = block_layers(graph) if recompute else ()
     placed = search(graph, AXES, sizes, MeshPricing(CostModel(devices), mesh), num_microbatches=pp, space=space, recompute=layers)
     base = single_device(model, devices, batch=batch, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"), num_microbatches=pp)
@@ -68,6 +68,9 @@ CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] 
     ("llama", "ring", (1, 4, 1), {}), ("llama", "ring zigzag", (2, 2, 2), {"zero": 1}), ("llama", "gather zigzag", (1, 3, 1), {}),
     ("gpt", "ring", (2, 3, 1), {"zero": 3}), ("gpt", "ring zigzag", (1, 2, 2), {"pp": 2}), ("gpt", "gather zigzag", (2, 2, 2), {}),
     ("gpt", "ring zigzag", (1, 3, 1), {"recompute": True}), ("gemma2", "ring zigzag", (1, 3, 1), {}), ("gemma2", "gather zigzag", (1, 2, 2), {}),
+    ("llama", "ring:2", (1, 4, 1), {}), ("llama", "ring:3", (1, 6, 1), {}), ("llama", "ring:2 zigzag", (1, 6, 1), {}),
+    ("gpt", "ring:2", (2, 4, 1), {"zero": 3}),
+    ("gpt", "ring:2 zigzag", (1, 6, 1), {"recompute": True}), ("gemma2", "ring:2 zigzag", (1, 6, 1), {}), ("llama", "ring:2", (1, 4, 2), {"pp": 2}),
     ("mixtral", "ring", (1, 2, 2), {}), ("deepseek_v3", "ring", (1, 2, 1), {}), ("gpt_oss", "gather", (1, 2, 1), {}),
 )  # fmt: skip
 
