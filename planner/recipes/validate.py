@@ -44,9 +44,9 @@ def report(entries: Sequence[Entry], priced: Priced) -> dict[str, Any]:
     return {"rows": rows, "families": [_family(f, [row for row in rows if row["family"] == f]) for f in families]}
 
 
-def estimates(priced: Priced) -> list[Estimate]:
-    """Of every priced run."""
-    return [told(fitted(run), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
+def estimates(priced: Priced, learned: Mapping[str, Any] | None = None) -> list[Estimate]:
+    """Of every priced run; by what was `learned` in place of the bundled fits."""
+    return [told(fitted(run, learned), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
 
 
 def _row(e: Entry, priced: Priced, at: int | str) -> dict[str, Any]:
