@@ -156,7 +156,8 @@ class _Reader:
 
     def _hub_memory(self, name: str, states: Sequence[int], out: _Part) -> None:
         problem = self.problem
-        self._keep(float(problem.hub_alone(name).kept[states[problem.number["hub", name]]]), problem.kept_by(name), out)
+        cost = problem.hub_alone(name)
+        self._keep(float(cost.kept[cost.place(states[problem.number["hub", name]])]), problem.kept_by(name), out)
 
     def _node_memory(self, n: Node, states: Sequence[int], out: _Part) -> None:
         problem = self.problem
@@ -165,11 +166,11 @@ class _Reader:
         self._keep(float(made.alone.kept[states[v]]), n.layer, out)
         for u, edge in zip((*ins, *outs), (*made.ins, *made.outs), strict=True):
             if edge is not None:
-                self._keep(float(edge.kept[states[u], states[v]]), n.layer, out)
+                self._keep(float(edge.kept[edge.place(states[u], states[v])]), n.layer, out)
         for t, u, edge in zip(n.inputs, ins, made.ins, strict=True):
             if edge is not None and edge.reboxed is not None and (
-                edge.reboxed[states[u], states[v]]
-                or (edge.common is not None and edge.common[states[u], states[v]] and self._is_reboxed(t, states[u]))
+                edge.reboxed[edge.place(states[u], states[v])]
+                or (edge.common is not None and edge.common[edge.place(states[u], states[v])] and self._is_reboxed(t, states[u]))
             ):  # fmt: skip
                 out.reboxed[t, n.name] = None
 
