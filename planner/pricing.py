@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import Link, Price, Step, step_nbytes
+from ir.boxing import LOCAL, Link, Price, Step, step_nbytes
 from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.op import Attrs, Op, Sizes
@@ -86,13 +86,17 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
     """The price of one boxing step of a tensor, for `ir.boxing.chain`; what the search charges is the sum over the chain."""
 
     def price(step: Step) -> float:
-        read, written = step_nbytes(step, shape, mesh_shape, itemsize)
-        if step.is_local:
-            return pricing.local_s(2 * written if step.kind != "pad" else read + written)
-        nbytes = max(read, written)
-        return pricing.collective_s(step.kind, nbytes, axes[step.axis]) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
+        return step_price(pricing, axes[step.axis], step.kind, *step_nbytes(step, shape, mesh_shape, itemsize))
 
     return price
+
+
+def step_price(pricing: Pricing, axis: str, kind: str, read: float, written: float) -> float:
+    """Seconds of a step of a kind in which the rank that has most reads and writes so many bytes."""
+    if kind in LOCAL:
+        return pricing.local_s(2 * written if kind != "pad" else read + written)
+    nbytes = max(read, written)
+    return pricing.collective_s(kind, nbytes, axis) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
 
 
 def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int]) -> tuple[Link, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.boxing import Step, kind_1d, legal, may_step
+from ir.boxing import kind_1d, legal, may_step
 from ir.graph import Node, Tensor
 from ir.op import Op, Rule, nd_placements
 from ir.ops import catalogue
@@ -24,7 +24,7 @@ from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_shape
 from ir.units import DTYPE_BYTES
 from planner.facts import NodeFacts
 from planner.optimizers import Update, attrs_of, intermediate, state_dtype, updated
-from planner.pricing import Pricing, boxing_price, work_of
+from planner.pricing import Pricing, step_price, work_of
 
 Table = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -86,7 +86,7 @@ class Boxes:
         """Seconds of every single step, and the axis on which it enters P, -1 for none."""
         n = len(self.places)
         cost, enters = np.full((n, n), np.inf), np.full((n, n), -1, dtype=np.intp)
-        price = boxing_price(self.pricing, self.axes, self.mesh_shape, self.shape, self.itemsize)
+        known: dict[tuple[int, str, float, float], float] = {}
         for i, src in enumerate(self.places):
             for axis in range(len(self.axes)):
                 for target in (B, P, *((P_MAX,) if self.has_max else ()), *map(S, range(len(self.shape)))):
@@ -97,7 +97,10 @@ class Boxes:
                     j = self.index.get(dst)
                     if j is None or not may_step(src, dst, axis):
                         continue
-                    cost[i, j] = price(Step(axis, kind_1d(here, target), src, dst))
+                    key = (axis, kind_1d(here, target), float(self.nbytes[i]), float(self.nbytes[j]))
+                    if key not in known:
+                        known[key] = step_price(self.pricing, self.axes[axis], *key[1:])
+                    cost[i, j] = known[key]
                     if target.is_partial:
                         enters[i, j] = axis
         return cost, enters
