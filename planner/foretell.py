@@ -13,6 +13,7 @@ from typing import Any
 
 from ir.plan import Plan, Stage
 from ir.program import Program
+from planner.chunks import planned_chunks
 from planner.folding import Layers, runs
 from planner.frontends.model import Model
 from planner.lower import joint_graph, representatives, write
@@ -68,7 +69,7 @@ class _Folding:
     small: int
 
     def run(self) -> Figures:
-        plan, layers = self.plan, Layers(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype))
+        plan, layers = self.plan, Layers(planned_chunks(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype), self.plan))
         if plan.num_microbatches * len(layers.graph.nodes) <= self.small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
             return self._simulated(layers, plan, 0, plan.num_microbatches)
         removable = min(_longest(layers.classes, s)[1] for s in plan.stages) - SHORTEST

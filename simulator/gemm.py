@@ -17,7 +17,7 @@ from simulator.profile import bundled
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 """Output tiles that a vendor library chooses among, (rows, columns)."""
 
-GRID_DTYPE = {"float16": "bfloat16"}
+GRID_DTYPE = {"float16": "bfloat16", "float16_sum16": "bfloat16"}
 """Dtypes that run as another one does."""
 
 SPLITS = (1, 2, 4, 8, 16)
@@ -213,7 +213,7 @@ def of_device(device: Device, dtype: str, peak: float) -> Gemm:
     tile = device.profile.get("gemm_tile")
     if tile is None:
         return Tiled(peak, 1, 0.0, device.launch_s)
-    odd = float(bundled("gemm")["misaligned"]["factor"]) if dtype in ("float16", "bfloat16") else 1.0
+    odd = float(bundled("gemm")["misaligned"]["factor"]) if dtype in ("float16", "bfloat16", "float16_sum16") else 1.0
     return Tiled(peak * tile["share"], device.profile["num_sms"], tile["extra_k"], device.launch_s, misaligned=odd)
 
 

@@ -1,6 +1,6 @@
 """The catalogue: every operator headrace knows, one sentence each.
 
-`algebra` (contractions), `elementwise`, `norms`, `attention`, `ring`, `rotary`, `embedding`, `sequence`, `experts`, `loss`, `optimizer`
+`algebra` (contractions), `elementwise`, `norms`, `attention`, `ring`, `rotary`, `embedding`, `sequence`, `experts`, `loss`, `head`, `optimizer`
 (AdamW, SGD) and the other rules by their names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding);
 `over` makes of a causal operator that over the pieces of a cut sequence, `stacking` lays so many tensors into one (`stack.of3`).
 """
@@ -21,6 +21,7 @@ from ir.ops import (
     elementwise,
     embedding,
     experts,
+    head,
     lamb,
     loss,
     muon,
@@ -33,7 +34,7 @@ from ir.ops import (
 from ir.ops.over import over_pieces, parted
 from ir.ops.stacking import numbered
 
-_MODULES = (algebra, elementwise, norms, attention, ring, rotary, embedding, sequence, experts, loss, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
+_MODULES = (algebra, elementwise, norms, attention, ring, rotary, embedding, sequence, experts, loss, head, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
 
 CATALOGUE: Mapping[str, Op] = {op.name: op for module in _MODULES for op in module.OPS}
 

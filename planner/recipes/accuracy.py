@@ -174,6 +174,7 @@ def _set_by_hand() -> str:
     """The figures of releases that were chosen with these tables at hand."""
     costs = ("flash_cost", "grouped_cost", "grouped_low_cost")
     told = [f"{r.name} {name} {getattr(r, name):g}" for r in releases() for name in costs if getattr(r, name) != 1.0]
+    told += [f"{r.name} {name} {on[name]:g} on {gpu}..." for r in releases() for gpu, on in r.on.items() for name in costs if name in on]
     return (
         "Chosen by hand with these tables in view, and so to be counted with what was fitted: what a release's kernels take over the best ones of a device ("
         + ", ".join(told) + "), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
@@ -187,14 +188,14 @@ def _share(name: str, value: float, expected: float | None) -> str:
 
 
 def _classes() -> str:
-    head = ("class", "runs", "shares", "band %", "held % (least)", "band %, level fixed", "error of each family left out -> one run fixing its level")
+    head = ("class", "runs", "shares", "band %", "held % (least)", "shared %", "band % after one run", "error of each family left out -> after one of its runs")
     rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name, found in fits()["classes"].items():
         shares = ", ".join(f"{k} {v:.2f}" for k, v in found["shares"].items())
-        left = ", ".join(f"{family} {e['mape']:.0f} -> {e['after_one']:.0f}" for family, e in found["families"].items())
+        left = ", ".join(f"{f} {e['mape']:.0f}" + ("" if e["after_one"] is None else f" -> {e['after_one']:.0f}") for f, e in found["families"].items())
         band, levelled = (f"{100 * math.sinh(found[key]):.0f}" for key in ("band", "band_after_one"))
         held = f"{100 * found['covered']:.0f} ({100 * found['covered_least']:.0f})"
-        rows.append(f"| {name} | {found['runs']} | {shares} | {band} | {held} | {levelled} | {left} |")
+        rows.append(f"| {name} | {found['runs']} | {shares} | {band} | {held} | {100 * found['shared']:.0f} | {levelled} | {left} |")
     frameworks = ["| framework | times the class's shares |", "|---|---|"]
     frameworks += [f"| {name} | {', '.join(f'{k} {v:.2f}' for k, v in found.items())} |" for name, found in fits()["frameworks"].items()]
     return (

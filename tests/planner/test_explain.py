@@ -43,7 +43,8 @@ def test_the_explanation_is_the_prediction_again(best: Plan, told: Explanation) 
     assert found["step_s"] == pytest.approx(best.predicted["step_s"])
     assert found["breakdown"] == best.predicted["breakdown"]
     assert json.loads(json.dumps(found)) == json.loads(json.dumps(found, sort_keys=True))
-    assert set(found) == {"layout", "step_s", "breakdown", "binds", "peak_gib", "fits", "comm", "placements", "parameters", "recompute", "reshards", "if"}
+    keys = {"layout", "step_s", "breakdown", "binds", "peak_gib", "fits", "comm", "placements", "parameters", "recompute", "reshards", "if", "advice"}
+    assert set(found) == keys
 
 
 def test_people_read_the_same(best: Plan, told: Explanation) -> None:
