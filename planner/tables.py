@@ -160,9 +160,14 @@ class ParamClass:
     params: Table
     optimizer: Table
 
+    @cached_property
+    def apart(self) -> NDArray[np.bool_]:
+        """By state whether the gradient at the state is no run of the accumulator's bytes: only what cuts dim 0 leaves one."""
+        return np.array([any(state != grad and state.is_split and state.dim > 0 for state, _, grad in nd) for nd in self.states], dtype=bool)
+
     def grads(self, num_uses: int) -> Table:
-        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it cannot lie in the accumulator (`planner.inplace`)."""
+        total: Table = self.wide.nbytes[self.state] * (self.apart | (num_uses > 1))
         return total + num_uses * self.wide.nbytes[self.grad]
 
 
