@@ -43,10 +43,10 @@ while runs of its framework on *other* classes stay (for a framework nobody meas
 and half of those of each. *Held*: how many of a family's runs lie in it, the mean of families and the least. The band of *all* is for GPUs of no class: each
 class left out whole.
 
-Ranking carries over from family to family, levels do not always. *Shared*: how much of what one run takes beyond its prediction the others of its family take
-too (their mean product over their mean square); `headrace calibrate` moves all plans by that part of what one measured step shows, further with every plan
-that is measured, and by all of it where it is more than three bands, which hardly a family shows. *After one run*: the band then, the part being that of the other
-families; where one run would tell less than it blurs, the band stays what it was."""
+Ranking carries over from family to family, levels do not always. *Shared*: how much of what one run takes beyond its prediction the others of its family
+take too (their mean product over their mean square); `headrace calibrate` moves all plans by that part of what one measured step shows, further with every
+plan that is measured, and by all of it where it is more than three bands, which hardly a family shows. *After one run*: the band then, the part being that of
+the other families; where one run would tell less than it blurs, the band stays what it was."""
 
 _LEFT = """Errors of the runs of families left out, mean / median / worst in percent, and their mean once one run was measured: of every other run, over all
 runs that could have been the one, and where it was the median one of them. A wild run is a bad one to measure by. Fully sharded runs (ZeRO-3) apart."""
