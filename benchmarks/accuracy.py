@@ -28,7 +28,7 @@ def third(priced: Priced, seed: int) -> None:
     taken = np.concatenate([rng.permutation(np.flatnonzero(family == name))[: sum(family == name) // 3] for name in dict.fromkeys(family)])
 
     def some(which: np.ndarray) -> Priced:
-        return Priced(tuple(priced.runs[i] for i in which), priced.bill.take(which), {})
+        return Priced(tuple(priced.runs[i] for i in which), priced.bill.take(which), tuple(range(len(which))))
 
     learned, left = learn(some(np.setdiff1d(np.arange(len(family)), taken))), some(taken)
     measured = np.array([run.measured_s for run in left.runs], float)
@@ -50,9 +50,8 @@ def third(priced: Priced, seed: int) -> None:
 def main() -> None:
     began = time.process_time()
     priced = Estimator().price(bundled_entries())
-    print(f"{len(priced.runs)} runs priced, {len(priced.left_out)} left out: {time.process_time() - began:.1f} CPU seconds")
-    for name, reason in list(priced.left_out.items())[:5]:
-        print("  ", name, reason[:120])
+    reasons = [why for why in priced.found if isinstance(why, str)]
+    print(f"{len(priced.runs)} runs priced, {len(reasons)} left out: {time.process_time() - began:.1f} CPU seconds", *reasons[:5], sep="\n  ")
     if "--thirds" in sys.argv:
         for seed in sys.argv[sys.argv.index("--thirds") + 1 :]:
             third(priced, int(seed))

@@ -28,11 +28,12 @@ from planner.chunks import planned_chunks
 from planner.elide import elide_copies
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
-from planner.place import SiteTasks, Task, Value, place
+from planner.place import place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
+from planner.sites import SiteTasks, Task, Value
 from planner.stack import Kept, Known, stack
 
 
@@ -384,7 +385,9 @@ class _Writer:
         coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         flops, traffic, gemm = work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded)
         if op.flops_at is not None and self.present.issuperset(self.mesh.ranks):
-            flops = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            here = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            gemm = (*gemm[:-1], round(gemm[-1] * here / flops)) if gemm and here else ()
+            flops = here
         return Work(
             "compute", task.op, dtype, flops, traffic, gemm, (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
@@ -405,7 +408,8 @@ class _Writer:
         group = self.mesh.group(rank, self.plan.axes[task.axis])
         partial = src.nd[task.axis]
         attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
-        work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
+        nbytes = float(max(read, written)) * (src.share if len(self.present) < self.plan.num_ranks else 1.0)
+        work = Work("collective", task.op, src.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
 
     def _shift(self, rank: int, task: Task) -> tuple[Work, str]:

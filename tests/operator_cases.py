@@ -95,6 +95,7 @@ CASES: tuple[Case, ...] = tuple(
         _both("adafactor_vector_norms", {**CLIP, **NORMS}, positive=("norm2", "v"), leading=1),
         _both("adafactor_vector", {**CLIP, **NORMS}, positive=("norm2", "norms", "v"), leading=1),
         _both("muon_direction", CLIP, positive=("norm2",), leading=1), _both("orthogonalize", leading=1), _both("muon", CLIP, positive=("norm2",), leading=1),
+        *(_both(f"{name}.of2", {"first": 2}, of={"k": k}, leading=1) for name in ("stack", "unstack") for k in (3, 5)),
         _both("adamw8bit", CLIP, positive=("norm2", "ms", "vs"), integers=CODES, leading=1),
     )
     for case in group

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
+
+from simulator.runtimes import documents, facts
 
 Passes = tuple[float, float]
 """A figure of the forward and one of the backward."""
@@ -25,6 +25,8 @@ class Release:
     reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
     every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
     over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
+    `bucket`: parameters that one reduction beside the backward takes at least, and for each data-parallel rank; none where all are reduced at once.
+    `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes while a collective runs.
     `splits_link`: the part of tensor-parallel collectives that is cut up and hides behind their products. `low_as`: dtype whose speed products in fp8 have (""
     their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `microbatch_a_stage`: a pipeline has as many
     microbatches as stages where nothing else is said. `options`: what changes where a run says such a word, `on`: on GPUs whose name begins so.
@@ -44,6 +46,8 @@ class Release:
     accumulate_bytes: float
     reduces_beside_backward: bool
     host_backward: float
+    slower: Mapping[str, float]
+    bucket: Passes = (0.0, 0.0)
     flash_cost: float = 1.0
     grouped_cost: float = 1.0
     grouped_low_cost: float = 1.0
@@ -72,7 +76,7 @@ class Release:
 @cache
 def releases() -> tuple[Release, ...]:
     """Every bundled release, by file name."""
-    return tuple(_release(name) for name in sorted(_documents()))
+    return tuple(_release(name) for name in documents())
 
 
 def release_of(text: str) -> Release | None:
@@ -85,22 +89,9 @@ def release_of(text: str) -> Release | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-@cache
-def _documents() -> Mapping[str, Mapping[str, Any]]:
-    folder = resources.files("simulator").joinpath("profiles", "runtimes")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return {f.name.removesuffix(".json"): json.loads(f.read_text("utf-8")) for f in files}
-
-
-def _merged(name: str) -> dict[str, Any]:
-    own = dict(_documents()[name])
-    base = _merged(own.pop("like")) if "like" in own else {}
-    return {**base, **own, "moved": {**base.get("moved", {}), **own.get("moved", {})}}
-
-
 def _release(name: str) -> Release:
-    facts = {k: v for k, v in _merged(name).items() if k in Release.__dataclass_fields__}
-    return Release(**{**facts, "name": name, "releases": tuple(facts["releases"]), "moved": _moved(facts["moved"])})
+    said = {k: v for k, v in facts(name).items() if k in Release.__dataclass_fields__}
+    return Release(**{**said, "name": name, "releases": tuple(said["releases"]), "moved": _moved(said["moved"])})
 
 
 def _moved(table: Mapping[str, Any]) -> dict[str, Passes]:

@@ -12,9 +12,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ir.errors import InputError
 from planner.recipes.level import Level
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
+from simulator.profile import gpu_profile
 
 ENOUGH = 8
 """Measured runs of one GPU, release and machine from which on their own residuals are the band."""
@@ -29,7 +31,7 @@ class Member:
     machine: str
 
     def has(self, run: Run) -> bool:
-        return (run.gpu, run.machine) == (self.gpu, self.machine) and run.release.startswith(self.release)
+        return run.machine == self.machine and _canonical(run.gpu) == _canonical(self.gpu) and run.release.startswith(self.release)
 
     def __str__(self) -> str:
         return f"{self.gpu}, {self.release}, {self.machine}"
@@ -83,7 +85,16 @@ def class_of(gpu: str) -> str:
     >>> class_of("A100-SXM-40GB"), class_of("GB200-NVL72"), class_of("T4")
     ('A100', 'Blackwell', '')
     """
-    return next((c["name"] for c in _spec()["classes"] if any(gpu.startswith(g) for g in c["gpus"])), "")
+    return next((c["name"] for c in _spec()["classes"] if any(_canonical(gpu).startswith(g) for g in c["gpus"])), "")
+
+
+@cache
+def _canonical(gpu: str) -> str:
+    """A GPU's name as its profile has it, its own where it has none."""
+    try:
+        return gpu_profile(gpu)[0]
+    except InputError:
+        return gpu
 
 
 def framework_of(release: str) -> str:

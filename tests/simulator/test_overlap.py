@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from simulator.overlap import SLOWER, Overlap
+from simulator.overlap import lost, together_s
+from simulator.runtimes import documents, facts
 
 
 @pytest.mark.parametrize("comm_s", [0.0, 0.1, 0.5, 1.0, 1.76, 2.0, 10.0])
 def test_together_takes_longer_than_each_and_less_than_both(comm_s: float) -> None:
-    seconds = Overlap().beside_s({"gemm": 1.0}, comm_s)
+    seconds = float(together_s(1.0, comm_s, lost(1.76)))
     assert max(1.0, comm_s) <= seconds <= 1.0 + comm_s
     if 0 < comm_s < 1.76:
         assert seconds > max(1.0, comm_s)
 
 
+def test_the_law_is_that_of_a_fluid_followed_in_time() -> None:
+    """A kernel advances 1 / slower as fast while the collective runs."""
+    for compute_s, comm_s, slower in ((1.0, 0.4, 2.5), (1.0, 1.3, 1.76), (0.2, 1.0, 1.83), (1.0, 2.5, 2.5)):
+        done, now, tick = 0.0, 0.0, 1e-4
+        while done < compute_s:
+            done += tick / (slower if now < comm_s else 1.0)
+            now += tick
+        assert float(together_s(compute_s, comm_s, lost(slower))) == pytest.approx(max(now, comm_s), rel=1e-3)
+
+
 def test_without_slowing_it_is_the_longer_one() -> None:
-    assert Overlap(slower={}).beside_s({"gemm": 1.0, "memory": 0.5}, 0.7) == pytest.approx(1.5)
+    assert together_s(np.array([1.5, 0.5]), 0.7, lost(1.0)).tolist() == [1.5, 0.7]
 
 
-def test_published_slow_downs_are_kept_by_class() -> None:
+def test_every_runtime_says_how_its_kernels_slow_down() -> None:
     """NVIDIA/nccl issue 1428: attention 1.8, GEMM 1.76, elementwise 2.5 times as long under overlap."""
     for kind, alone, beside in (("attention", 0.18, 0.33), ("gemm", 1.18, 2.08), ("memory", 0.02, 0.05)):
-        assert Overlap().beside_s({kind: alone}, 10 * alone) == 10 * alone
-        assert alone * SLOWER[kind] == pytest.approx(beside, rel=0.01)
-
-
-def test_what_starts_late_is_exposed_and_every_doubling_of_nodes_costs() -> None:
-    early, late = (Overlap(slower={}, share=share).step_s({"gemm": 1.0}, hidden_s=0.8) for share in (1.0, 0.5))
-    assert (early, late) == (1.0, 1.4)
-    assert Overlap(straggler=0.01).step_s({"gemm": 1.0}, num_nodes=64) == pytest.approx(1.06)
+        assert {round(alone * facts(name)["slower"][kind], 2) for name in documents()} == {beside}
