@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.boxing import Step, kind_1d, legal, may_step
+from ir.boxing import Step, joint_steps, kind_1d, legal, may_step
 from ir.graph import Node, Tensor
 from ir.op import ALL_B, Op, Rule, nd_placements
 from ir.ops import catalogue
@@ -98,9 +98,11 @@ class Boxes:
                     j = self.index.get(dst)
                     if j is None or not may_step(src, dst, axis):
                         continue
-                    cost[i, j] = price(Step(axis, kind_1d(here, target), src, dst))
+                    cost[i, j] = price(Step((axis,), kind_1d(here, target), src, dst))
                     if target.is_partial:
                         enters[i, j] = axis
+            for step in joint_steps(src, self.shape, self.mesh_shape):
+                cost[i, self.index[step.dst]] = min(cost[i, self.index[step.dst]], price(step))
         return cost, enters
 
 

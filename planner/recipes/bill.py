@@ -207,12 +207,12 @@ class _Writer:
         return np.array([[layers - short, 1, 0], [layers, 0, 0], [layers - short, 0, 1]], float), np.array([1.0, p - 2.0, 1.0])
 
     def _hop_s(self) -> float:
-        """One microbatch's activations to the next stage."""
+        """What no pass hides of one microbatch's activations to the next stage."""
         run = self.run
         if run.pp == 1:
             return 0.0
         nbytes = run.mbs * run.seq // run.cp * run.shape.hidden * self.width / (run.tp if run.sp else 1)
-        return self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
+        return self.release.shown_hops * self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
 
     # ---- once a step -----------------------------------------------------------------------------------------------------------------------------------
 

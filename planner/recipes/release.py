@@ -27,6 +27,7 @@ class Release:
     over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
     `bucket`: parameters that one reduction beside the backward takes at least, and for each data-parallel rank; none where all are reduced at once.
     `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes while a collective runs.
+    `shown_hops`: the part of messages between stages that no pass hides.
     `splits_link`: the part of tensor-parallel collectives that is cut up and hides behind their products. `low_as`: dtype whose speed products in fp8 have (""
     their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `microbatch_a_stage`: a pipeline has as many
     microbatches as stages where nothing else is said. `options`: what changes where a run says such a word, `on`: on GPUs whose name begins so.
@@ -47,6 +48,7 @@ class Release:
     reduces_beside_backward: bool
     host_backward: float
     slower: Mapping[str, float]
+    shown_hops: float
     bucket: Passes = (0.0, 0.0)
     flash_cost: float = 1.0
     grouped_cost: float = 1.0
