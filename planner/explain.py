@@ -134,7 +134,7 @@ def _lines(document: Mapping[str, Any], moved: Sequence[reshards.Reshard]) -> li
     if document["comm"]:
         lines += ["", "communication a step:"]
         lines += [
-            f"  {c['axis']:<6} {c['kind']:<15} {c['count']:>5} x, {nbytes(c['nbytes'])}, {seconds(c['time_s'])}, exposed {seconds(c['exposed_s'])}"
+            f"  {c['axis']:<6} {c['kind']:<15} {c['count']:>5.6g} x, {nbytes(c['nbytes'])}, {seconds(c['time_s'])}, exposed {seconds(c['exposed_s'])}"
             for c in document["comm"]
         ]
     if moved:

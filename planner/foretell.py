@@ -46,10 +46,10 @@ class Figures:
     memory: Mapping[int, Mapping[str, float]]
 
     def plus(self, other: Figures, times: float) -> Figures:
-        """These and `times` those, figure by figure."""
+        """These and `times` those, figure by figure; memory that passes share is full with few layers and grows no more."""
         known = {(row["axis"], row["kind"]): row for row in other.comm}
         rows = tuple({k: v + times * known.get((row["axis"], row["kind"]), {}).get(k, 0.0) if k in SUMMED else v for k, v in row.items()} for row in self.comm)
-        memory = {rank: {c: v + times * other.memory[rank].get(c, 0.0) for c, v in held.items()} for rank, held in self.memory.items()}
+        memory = {rank: {c: v + times * (c != SHARED) * other.memory[rank].get(c, 0.0) for c, v in held.items()} for rank, held in self.memory.items()}
         return Figures(self.step_s + times * other.step_s, {k: v + times * other.parts[k] for k, v in self.parts.items()}, rows, memory)
 
 

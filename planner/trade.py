@@ -17,7 +17,8 @@ from scipy.sparse import coo_array, vstack
 
 from ir.errors import PlanError
 from planner.solver.elimination import solve
-from planner.solver.factors import FactorGraph, Table
+from planner.solver.factors import FactorGraph
+from planner.solver.gathered import Table
 from planner.solver.reductions import Factors
 
 Options = tuple[tuple[Table, Table], ...]
@@ -140,7 +141,7 @@ def min_marginals(graph: FactorGraph) -> list[Table]:
         factors = Factors.of(graph)
         factors.keep = frozenset((v,))
         factors.eliminate_all()
-        out.append(factors.tables[(v,)] + factors.constant)
+        out.append(factors.tables[(v,)].dense() + factors.constant)
     return out
 
 

@@ -2,7 +2,7 @@
 
 `algebra` (contractions), `elementwise`, `norms`, `attention`, `ring`, `rotary`, `embedding`, `sequence`, `experts`, `loss`, `head`, `optimizer`
 (AdamW, SGD) and the other rules by their names (`lamb`, `adafactor`, `muon`, `adamw8bit`), `boxing` (local re-sharding);
-`over` makes of a causal operator that over the pieces of a cut sequence.
+`over` makes of a causal operator that over the pieces of a cut sequence, `stacking` lays so many tensors into one (`stack.of3`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ir.ops import (
     sequence,
 )  # fmt: skip
 from ir.ops.over import over_pieces, parted
+from ir.ops.stacking import numbered
 
 _MODULES = (algebra, elementwise, norms, attention, ring, rotary, embedding, sequence, experts, loss, head, optimizer, lamb, adafactor, muon, adamw8bit, boxing)
 
@@ -40,7 +41,7 @@ CATALOGUE: Mapping[str, Op] = {op.name: op for module in _MODULES for op in modu
 
 def catalogue(name: str) -> Op:
     """The operator of this name; GraphError with near names where there is none."""
-    found = CATALOGUE.get(name)
+    found = CATALOGUE.get(name) or numbered(name)
     if found is None:
         whole, num_pieces = parted(name)
         if num_pieces > 1 and whole in CATALOGUE and CATALOGUE[whole].past:

@@ -70,6 +70,8 @@ class Bill:
     @classmethod
     def stack(cls, bills: Sequence[Bill]) -> Bill:
         """Many bills as one."""
+        if not bills:
+            return cls(*(np.empty(0) for _ in fields(cls)))
         return cls(*(np.concatenate([getattr(b, f.name) for b in bills]) for f in fields(cls)))
 
     def take(self, which: np.ndarray) -> Bill:

@@ -36,6 +36,15 @@ ARCHS = ("gpt", "llama", "moe", "moe-mla")
 OPTIONS = ("async-tp", "compile", "vanilla-tp", "tokendrop", "dropless", "w/ mtp", "mxfp8", "fp8-mx", "fp8-cs", "tensorwise", "rowwise")
 """Words in a row's precision, model and notes that say how it was run."""
 
+TRUTHS = {"": "", "0": "0", "0.0": "0", "no": "0", "false": "0", "1": "1", "1.0": "1", "yes": "1", "true": "1"}
+"""Yes and no as tables spell them."""
+
+USUAL = "Megatron-Core"
+"""The release that stands for one of which nothing is known."""
+
+LARGEST = 10_000_000
+"""No size or count of a run is larger."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -51,13 +60,14 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """The rows of a table; InputError where the file cannot be read or none of the schemas has its columns."""
     name = os.fspath(path)
     try:
-        with open(name, encoding="utf-8", newline="") as file:
+        with open(name, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            rows, columns = list(reader), tuple(reader.fieldnames or ())
+            columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or ()]
+            rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise InputError(f"`{name}` cannot be read as a table of runs: {why}") from error
-    read = schema(columns, name)
+    read = schema(tuple(columns), name)
     return tuple(entry(row, read, i) for i, row in enumerate(rows))
 
 
@@ -66,19 +76,35 @@ def schema(columns: tuple[str, ...], name: str) -> Callable[[Row], Run]:
     for needed, read in SCHEMAS:
         if needed <= set(columns):
             return read
-    missing = min((sorted(needed - set(columns)) for needed, _ in SCHEMAS), key=len)
+    nearest = min((needed for needed, _ in SCHEMAS), key=lambda needed: len(needed - set(columns)) / len(needed))
+    missing = sorted(nearest - set(columns))
     raise InputError(f"`{name}` is no table of runs that is known: columns {', '.join(missing)} are missing; the first line must name the columns")
 
 
 def entry(row: Row, read: Callable[[Row], Run], number: int) -> Entry:
     """The run of a row, or the reason why it has none."""
     row = {k: (v or "").strip() for k, v in row.items() if isinstance(k, str) and not isinstance(v, list)}
-    name, family = row.get("id") or f"row {number + 1}", row.get("family", "")
+    row["id"] = name = row.get("id") or f"row {number + 1}"
     try:
+        row, assumed = _tidied(row)
         run = read(row).check()
     except InputError as error:
-        return Entry(name, family, None, str(error))
-    return Entry(run.id, run.family, run)
+        return Entry(name, row.get("family", ""), None, str(error))
+    return Entry(run.id, run.family, replace(run, assumed=(*run.assumed, *assumed)))
+
+
+def _tidied(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with words in the spelling of the schemas and a release that is known, and what had to be assumed for it."""
+    words = {column: row[column].lower() for column in ("arch", "recompute", "act_ckpt") if column in row}
+    for column in ("gated", "seq_parallel"):
+        text = row.get(column, "").lower()
+        if text not in TRUTHS:
+            raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; 0 or 1 was expected")
+        words[column] = TRUTHS[text]
+    release = row.get("release") or row.get("framework", "")
+    if "release" not in row or release_of(release) is not None:
+        return {**row, **words}, ()
+    return {**row, **words, "release": USUAL}, (f"release `{release}` is not known: taken as {USUAL}",)
 
 
 # ---- the three schemas ---------------------------------------------------------------------------------------------------------------------------------
@@ -281,7 +307,7 @@ def _count(row: Row, column: str, default: int | None = None) -> int:
         raise InputError(f"run `{row['id']}`: `{column}` is not given")
     if not re.fullmatch(r"\d+(\.0+)?", text) or float(text) < 1:
         raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number of 1 or more was expected")
-    return int(float(text))
+    return _bounded(row, column, text)
 
 
 def _size(row: Row, column: str) -> int:
@@ -289,7 +315,13 @@ def _size(row: Row, column: str) -> int:
     text = row.get(column, "")
     if not re.fullmatch(r"(\d+(\.0+)?)?", text):
         raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number was expected")
-    return int(float(text or 0))
+    return _bounded(row, column, text or "0")
+
+
+def _bounded(row: Row, column: str, text: str) -> int:
+    if float(text) > LARGEST:
+        raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; no more than {LARGEST} was expected")
+    return int(float(text))
 
 
 def _number(row: Row, column: str) -> float | None:
