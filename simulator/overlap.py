@@ -11,7 +11,8 @@ from ir.program import Program
 from simulator.sweep import Floats, Sweep
 
 ROUNDS = 2
-"""How often kernels are slowed by what then runs beside them: each adds the same seconds to a rank whose collectives all lie beside kernels, and lays them better."""
+"""How often kernels are slowed by what then runs beside them: each adds the same seconds to a rank whose collectives all lie beside kernels, and lays them
+better."""
 
 
 def together_s(compute_s: ArrayLike, comm_s: ArrayLike, lost: ArrayLike) -> Floats:
@@ -41,8 +42,8 @@ def slowed_s(
     """Seconds of every actor where the kernels of a rank lose `lost` of their speed, by actor, while a collective runs that crowds them as `crowding` says: 1
     as much as where `lost` was measured, 0 not at all.
 
-    A kernel takes longer by what it loses of the seconds in which it is crowded, as in `together_s`: of all its firings in the sweep's last step the mean, since
-    an actor has one duration.
+    A kernel takes longer by what it loses of the seconds in which it is crowded, as in `together_s`: of its firings in the sweep's last step the mean, since an
+    actor has one duration.
     """
     weight = np.asarray(crowding, np.float64)[sweep.actor]
     if not weight.any() or not any(lost):
