@@ -132,6 +132,8 @@ PARTS: Mapping[str, Callable[[Run], str]] = {
     "experts": lambda run: "with experts" if run.shape.experts else "dense",
     "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
     "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+    "tensor parallelism": lambda run: "tp over nodes" if run.tp > run.gpus_per_node else "tp in a node",
+    "oddity": lambda run: "flagged" if run.flag else "not flagged",
 }
 """By what the runs of a family are told apart where they differ in it."""
 
