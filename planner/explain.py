@@ -54,7 +54,7 @@ def explain(
         "layout": dict(plan.layout), "step_s": found["step_s"], "breakdown": found["breakdown"], "binds": binds(found), "peak_gib": found["peak_gib"],
         "fits": found["fits"], "comm": found["comm"], "placements": placements(graph, plan), "parameters": parameters(plan), "recompute": _reruns(plan),
         "reshards": [r.to_json() for r in found_reshards], "if": _what_if(cluster, program, found["step_s"]),
-        "advice": list(advice(replace(plan, predicted=found), len(cluster.nodes))),
+        "advice": list(advice(replace(plan, predicted=found), cluster)),
     }  # fmt: skip
     lines = _lines(document, found_reshards)
     if about:

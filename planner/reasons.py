@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ir.cluster import Cluster
 from ir.plan import Plan
 from ir.units import GIB, nbytes, seconds
 
@@ -57,12 +58,13 @@ def largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> 
     return f"{seconds(more[largest])} more {PARTS[largest]}"
 
 
-def advice(plan: Plan, num_nodes: int) -> tuple[str, ...]:
+def advice(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """What to do where the network between nodes is too slow for the plan: one node alone, or more microbatches before gradients are reduced.
 
     One node is taken to compute as its part of the plan does, in as many times the microbatches, and to hide its own communication.
     """
     predicted = plan.predicted
+    num_nodes = len({cluster.devices[rank].node for stage in plan.stages for rank in stage.ranks})
     step_s, exposed_s = predicted["step_s"], predicted["breakdown"]["exposed_comm_s"]
     if num_nodes < 2 or not predicted["comm"]:
         return ()
