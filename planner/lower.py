@@ -26,6 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.chunks import planned_chunks
 from planner.elide import elide_copies
+from planner.inplace import in_place
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import place
@@ -81,8 +82,9 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
-                actors += writer.actors(rank)
-                registers += stack(writer.registers(rank), writer.kept(rank), known)
+                mine = writer.actors(rank)
+                actors += mine
+                registers += in_place(stack(writer.registers(rank), writer.kept(rank), known), mine)
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import Link, Price, Step, axis_sets
+from ir.boxing import LOCAL, Link, Price, Step, axis_sets
 from ir.cluster import Cluster
 from ir.mesh import JOINED, Mesh
 from ir.op import Attrs, Op, Sizes
@@ -91,7 +91,6 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
     """The price of one boxing step of a tensor, for `ir.boxing.chain`; what the search charges is the sum over the chain."""
 
     sizes: dict[NdSbp, int] = {}
-    seconds: dict[tuple[str, int, tuple[int, ...]], float] = {}
 
     def held(nd: NdSbp) -> int:
         if nd not in sizes:
@@ -99,16 +98,17 @@ def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int
         return sizes[nd]
 
     def price(step: Step) -> float:
-        read, written = held(step.src), held(step.dst)
-        if step.is_local:
-            return pricing.local_s(2 * written if step.kind != "pad" else read + written)
-        nbytes = max(read, written)
-        key = step.kind, nbytes, step.axes
-        if key not in seconds:
-            seconds[key] = pricing.collective_s(step.kind, nbytes, step.over(axes)) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
-        return seconds[key]
+        return step_price(pricing, step.over(axes), step.kind, held(step.src), held(step.dst))
 
     return price
+
+
+def step_price(pricing: Pricing, axis: str, kind: str, read: float, written: float) -> float:
+    """Seconds of a step of a kind in which the rank that has most reads and writes so many bytes."""
+    if kind in LOCAL:
+        return pricing.local_s(2 * written if kind != "pad" else read + written)
+    nbytes = max(read, written)
+    return pricing.collective_s(kind, nbytes, axis) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
 
 
 def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int]) -> tuple[Link, ...]:

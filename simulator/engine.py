@@ -36,7 +36,8 @@ class Prices:
     """What the engine needs to know of each actor, by its index in `program.actors`.
 
     `seconds` alone on the machine; members of a channel have the longest of theirs. `channel` is a number, -1 for none, with its `sizes`. An actor with `links`
-    shares them, one with `cores` shares the cores; one with neither runs at its own speed, of which it loses `lost` while its rank is in a collective. `added` is what a firing takes longer that adds to a step's item,
+    shares them, one with `cores` shares the cores; one with neither runs at its own speed, of which it loses `lost` while its rank is
+    in a collective of full `crowding`. `added` is what a firing takes longer that adds to a step's item,
     `opens` the microbatch whose firing opens it and so does not add. `firing_s` passes before an action that is no message, `wake_s` more where its queue had
     been waiting.
     """
@@ -52,6 +53,7 @@ class Prices:
     firing_s: float = 0.0
     wake_s: float = 0.0
     lost: Sequence[float] = ()
+    crowding: Sequence[float] = ()
 
     @property
     def are_fixed(self) -> bool:
@@ -74,7 +76,7 @@ def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: boo
 
 def beside(program: Program, prices: Prices, sweep: Sweep) -> Prices:
     """The prices once kernels are slowed by the collectives beside them."""
-    return replace(prices, seconds=slowed_s(sweep, program, prices.seconds, prices.added or None, prices.lost), lost=())
+    return replace(prices, seconds=slowed_s(sweep, program, prices.seconds, prices.added or None, prices.lost, prices.crowding), lost=())
 
 
 def performed(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
@@ -129,12 +131,14 @@ def price(program: Program, cost: CostModel, share_links: bool = False) -> Price
         seconds.append(cost.work_s(a.work, a.rank) if used is None else used[0])
         links.append(None if used is None else used[1])
         cores.append(_num_threads(a.work.kind) if num_cores else 0.0)
-    lost = [cost.lost(a.work) for a in program.actors] if cost.runtime.slower else []
+    slows = bool(cost.runtime.slower)
+    lost = [cost.lost(a.work) for a in program.actors] if slows else []
     channel = [channels.get(a.channel, -1) for a in program.actors]
     seconds = _longest(seconds, channel)
+    crowding = [cost.crowding(a.work, a.rank, s) for a, s in zip(program.actors, seconds, strict=True)] if slows else []
     added = _longest([_added_s(program, a, cost) for a in program.actors], channel)
     sizes = [len(members) for members in program.channels.values()]
-    return Prices(seconds, channel, sizes, cores, links, added, opening(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s, lost)
+    return Prices(seconds, channel, sizes, cores, links, added, opening(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s, lost, crowding)
 
 
 def _longest(seconds: Sequence[float], channel: Sequence[int]) -> list[float]:

@@ -11,7 +11,8 @@ from ir.program import Program
 from simulator.sweep import Floats, Sweep
 
 ROUNDS = 2
-"""How often kernels are slowed by what then runs beside them. One round is exact for kernels that lie all or not at all beside a collective."""
+"""How often kernels are slowed by what then runs beside them: each adds the same seconds to a rank whose collectives all lie beside kernels, and lays them
+better."""
 
 
 def together_s(compute_s: ArrayLike, comm_s: ArrayLike, lost: ArrayLike) -> Floats:
@@ -35,36 +36,37 @@ def lost(slower: ArrayLike) -> Floats:
     return 1.0 - 1.0 / np.maximum(slower, 1.0)
 
 
-def slowed_s(sweep: Sweep, program: Program, seconds: Sequence[float], added: ArrayLike | None, lost: Sequence[float]) -> Sequence[float]:
-    """Seconds of every actor where the kernels of a rank lose `lost` of their speed, by actor, while one of its collectives runs.
+def slowed_s(
+    sweep: Sweep, program: Program, seconds: Sequence[float], added: ArrayLike | None, lost: Sequence[float], crowding: Sequence[float]
+) -> Sequence[float]:  # fmt: skip
+    """Seconds of every actor where the kernels of a rank lose `lost` of their speed, by actor, while a collective runs that crowds them as `crowding` says: 1
+    as much as where `lost` was measured, 0 not at all.
 
-    A kernel of which the part c lies beside collectives takes `1 / (1 - lost c)` times as long: of all its firings in the sweep's last step the mean, since an
-    actor has one duration. Messages between stages slow nothing.
+    A kernel takes longer by what it loses of the seconds in which it is crowded, as in `together_s`: of its firings in the sweep's last step the mean, since an
+    actor has one duration.
     """
-    talks = np.array([a.work.kind == "collective" for a in program.actors])[sweep.actor]
-    if not talks.any() or not any(lost):
+    weight = np.asarray(crowding, np.float64)[sweep.actor]
+    if not weight.any() or not any(lost):
         return seconds
     rank = np.array([a.rank for a in program.actors])[sweep.actor]
-    ranks = [(np.flatnonzero((rank == r) & talks), np.flatnonzero((rank == r) & ~talks)) for r in np.unique(rank[talks])]
-    alone, weight, slowed = np.asarray(seconds, np.float64), np.asarray(lost, np.float64), seconds
+    ranks = [(np.flatnonzero((rank == r) & (weight > 0)), np.flatnonzero((rank == r) & (weight == 0))) for r in np.unique(rank[weight > 0])]
+    alone, losses, slowed = np.asarray(seconds, np.float64), np.asarray(lost, np.float64), seconds
+    firings = np.bincount(sweep.actor, minlength=len(alone))
     for _ in range(ROUNDS):
         start, end = sweep.times(slowed, added)
         beside = np.zeros(len(rank))
         for comm, rest in ranks:
-            edges, covered = _covered(start[:, comm].ravel(), end[:, comm].ravel())
-            beside[rest] = np.interp(end[-1, rest], edges, covered) - np.interp(start[-1, rest], edges, covered)
-        long = np.bincount(sweep.actor, end[-1] - start[-1], len(alone))
-        part = np.bincount(sweep.actor, beside, len(alone)) / np.maximum(long, 1e-30)
-        slowed = alone / (1.0 - weight * np.minimum(part, 1.0))
+            moments, crowded_s = _crowded(start[:, comm], end[:, comm], weight[comm])
+            beside[rest] = np.interp(end[-1, rest], moments, crowded_s) - np.interp(start[-1, rest], moments, crowded_s)
+        slowed = alone + losses * np.bincount(sweep.actor, beside, len(alone)) / firings
     return slowed
 
 
-def _covered(start: Floats, end: Floats) -> tuple[Floats, Floats]:
-    """(moments, seconds in any of the intervals up to each): a line between moments."""
-    order = np.argsort(start, kind="stable")
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    first = np.concatenate([[True], start[1:] > reached[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    edges = np.stack([start[first], reached[last]], axis=1)
-    covered = np.cumsum(edges[:, 1] - edges[:, 0])
-    return edges.ravel(), np.stack([covered - (edges[:, 1] - edges[:, 0]), covered], axis=1).ravel()
+def _crowded(start: Floats, end: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """(moments, seconds times weight that have passed up to each) of intervals [step, n] of such weights [n]: a line between moments."""
+    at = np.concatenate([start.ravel(), end.ravel()])
+    steps = np.tile(weight, len(start))
+    order = np.argsort(at, kind="stable")
+    moments = at[order]
+    slope = np.cumsum(np.concatenate([steps, -steps])[order])
+    return moments, np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(moments))])

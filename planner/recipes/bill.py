@@ -121,7 +121,8 @@ class _Writer:
         layer, plain = self._layer()
         seconds = np.stack([layer, self._passes(works.embedding(run, release)), self._passes(works.head(run, release))])
         again = 1.0 if run.recompute == "full" else 0.0
-        slower = release.softmax_plain_host if plain else 1.0
+        experts = run.shape.num_expert_layers / run.shape.layers
+        slower = (release.softmax_plain_host if plain else 1.0) * (1.0 + (release.experts_host - 1.0) * experts)
         parts, ranks = self._pipeline()
         scalars = {
             "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),

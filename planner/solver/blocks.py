@@ -62,7 +62,7 @@ def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Re
     Raises CannotFold where one of `repeats` cannot be.
     """
     done: dict[Any, tuple[list[Undo], Mapping[Scope, Gathered]] | None] = {}
-    digests: dict[int, tuple[Gathered, bytes]] = {}
+    digests: dict[tuple[int, ...], tuple[Gathered, bytes]] = {}
     repeated = {r.block: (r, factors.tables[(r.before,)].dense()) for r in repeats}
     found_blocks = [_block(factors, inside, digests) for inside in blocks]
     num_alike = Counter(block.key for block in found_blocks)
@@ -104,7 +104,7 @@ class _Block:
     key: Any
 
 
-def _block(factors: Factors, inside: Sequence[int], digests: dict[int, tuple[Gathered, bytes]]) -> _Block:
+def _block(factors: Factors, inside: Sequence[int], digests: dict[tuple[int, ...], tuple[Gathered, bytes]]) -> _Block:
     boundary = tuple(sorted({u for v in inside for u in factors.neighbours(v)} - set(inside)))
     names = (*inside, *boundary)
     place = {v: i for i, v in enumerate(names)}
@@ -130,15 +130,16 @@ def _between_ends(tables: Mapping[Scope, Gathered], ends: tuple[int, int]) -> Ta
     return np.asarray(out)
 
 
-def _digest(table: Gathered, known: dict[int, tuple[Gathered, bytes]]) -> bytes:
-    """Of the contents; `known` keeps each table that it has seen alive, so that its id stays its own."""
-    found = known.get(id(table))
-    if found is None:
+def _digest(table: Gathered, known: dict[tuple[int, ...], tuple[Gathered, bytes]]) -> bytes:
+    """Of the contents; `known` keeps the arrays that it has seen alive, so that their ids stay their own."""
+    parts = (table.base, *table.classes)
+    key = tuple(map(id, parts))
+    if key not in known:
         digest = hashlib.blake2b(str(table.base.shape).encode(), digest_size=16)
-        for part in (table.base, *table.classes):
+        for part in parts:
             digest.update(np.ascontiguousarray(part).tobytes())
-        found = known[id(table)] = (table, digest.digest())
-    return found[1]
+        known[key] = (table, digest.digest())
+    return known[key][1]
 
 
 def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope, Gathered]]) -> tuple[list[Undo], Mapping[Scope, Gathered]] | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver.gathered import Gathered, Index, Table
+from planner.solver.gathered import Gathered, Index, Table, distinct
 
 MANY_STATES = 1 << 10
 """States of which all pairs are judged."""
@@ -24,6 +24,9 @@ TRIES = 3
 
 SAMPLE = 16
 """Columns of a table by which pairs are ruled out."""
+
+WIDE = 64
+"""The same where all pairs are judged."""
 
 NEVER = 1e300
 """What an impossible state costs in a test of dominance: finite, so that it can be taken away; a tenth of it where it is the better one's."""
@@ -42,12 +45,12 @@ def undominated(tables: Sequence[Gathered]) -> NDArray[np.bool_]:
     rank[better_first] = np.arange(num)
     alive = np.ones(num, dtype=bool)
     if num <= MANY_STATES:
-        alive[_beaten(lines, np.arange(num), better_first, rank, num)] = False
+        alive[_beaten(lines, np.arange(num), better_first, rank, WIDE, num)] = False
         return alive
     for first in range(0, num, ROUND):
         better = better_first[first : first + ROUND]
         better, rows = better[alive[better]], np.flatnonzero(alive)
-        alive[_beaten(lines, rows, better, rank, TRIES)] = False
+        alive[_beaten(lines, rows, better, rank, SAMPLE, TRIES)] = False
         if alive[rows].sum() > len(rows) - len(better):
             break
     return alive
@@ -75,13 +78,15 @@ class _Lines:
             out[k : k + step] = (theirs - self.rows[rows[k : k + step], :width]).max(axis=1)
         return out
 
-    def all_excess(self, rows: Index, better: Index) -> Table:
-        """[i, j]: the same of every pair, over the first `SAMPLE` columns."""
-        mine, theirs = self.rows[rows, :SAMPLE], np.minimum(self.rows[better, :SAMPLE], NEVER / 10)
-        most = np.full((len(rows), len(better)), -np.inf)
+    def all_excess(self, rows: Index, better: Index, width: int) -> Table:
+        """[i, j]: the same of every pair of states."""
+        (first, mine_of), (second, theirs_of) = distinct(self.classes[rows]), distinct(self.classes[better])
+        mine = self.rows[self.classes[rows[first]], :width]
+        theirs = np.minimum(self.rows[self.classes[better[second]], :width], NEVER / 10)
+        most = np.full((len(first), len(second)), -np.inf)
         for c in range(mine.shape[1]):
             np.maximum(most, theirs[None, :, c] - mine[:, c, None], out=most)
-        return most
+        return most[mine_of][:, theirs_of]
 
 
 def _better_first(tables: Sequence[_Lines], width: int | None) -> Index:
@@ -95,32 +100,42 @@ def _better_first(tables: Sequence[_Lines], width: int | None) -> Index:
     return np.lexsort((costs, num))
 
 
-def _beaten(tables: Sequence[_Lines], rows: Index, better: Index, rank: Index, tries: int) -> Index:
-    """Those of `rows` that one of `better` of lower rank is at least as good as; of a state its `tries` likeliest better ones are judged on all columns."""
-    least = sum((t.all_excess(t.classes[rows], t.classes[better]) for t in tables), start=np.zeros((len(rows), len(better))))
+def _beaten(tables: Sequence[_Lines], rows: Index, better: Index, rank: Index, width: int, tries: int) -> Index:
+    """Those of `rows` that one of `better` of lower rank is at least as good as.
+
+    The first `width` columns rule most pairs out; of what is left, the `tries` likeliest better ones of a state are judged on all columns.
+    """
+    least = sum((t.all_excess(rows, better, width) for t in tables), start=np.zeros((len(rows), len(better))))
     least[rank[rows][:, None] <= rank[better][None, :]] = np.inf
     left = np.flatnonzero((least <= 0).any(axis=1))
-    out = []
-    for _ in range(tries):
-        if not len(left):
-            break
-        column = least[left].argmin(axis=1)
-        found = _never_worse(tables, better[column], rows[left])
+    out, at_a_time = [rows[:0]], 1
+    while len(left) and tries > 0:
+        likeliest = np.argpartition(least[left], at_a_time - 1, axis=1)[:, :at_a_time]
+        i, k = np.nonzero(least[left[:, None], likeliest] <= 0)
+        found = np.zeros(len(left), dtype=bool)
+        found[i[_never_worse(tables, better[likeliest[i, k]], rows[left[i]])]] = True
         out.append(rows[left[found]])
-        least[left, column] = np.inf
+        least[left[:, None], likeliest] = np.inf
         left = left[~found]
         left = left[(least[left] <= 0).any(axis=1)]
-    return np.concatenate(out) if out else rows[:0]
+        tries -= at_a_time
+        at_a_time = min(2 * at_a_time, len(better)) if len(out) > TRIES else 1
+    return np.concatenate(out)
 
 
 def _never_worse(tables: Sequence[_Lines], better: Index, rows: Index) -> NDArray[np.bool_]:
     """For each pair whether the first costs no more than the second over all columns, a wider sample of them each time."""
-    out = np.ones(len(rows), dtype=bool)
+    look = np.arange(len(rows))
     widest = max(table.num_columns for table in tables)
     width = SAMPLE
-    while True:
-        look = np.flatnonzero(out)
+    while width < widest and len(look):
         width = min(4 * width, widest)
-        out[look] = sum(t.excess(t.classes[rows[look]], t.classes[better[look]], min(width, t.num_columns)) for t in tables) <= 0
-        if width == widest or not out.any():
-            return out
+        look = look[_excess(tables, rows[look], better[look], width) <= 0]
+    out = np.zeros(len(rows), dtype=bool)
+    out[look] = True
+    return out
+
+
+def _excess(tables: Sequence[_Lines], rows: Index, better: Index, width: int) -> Table:
+    """[i]: the most that `better[i]` costs more than `rows[i]` in all tables together, judged by their first columns."""
+    return np.asarray(sum(t.excess(t.classes[rows], t.classes[better], min(width, t.num_columns)) for t in tables))

@@ -178,17 +178,25 @@ class Factors:
     # ---- the other reductions, on pairwise tables ------------------------------------------------------------------------------------------------
 
     def reduce(self, most: float = math.inf) -> None:
-        """All pairwise reductions until nothing moves; each looks again only where tables have changed. `most` as of `eliminate_all`."""
+        """All pairwise reductions until nothing moves; each looks again only where tables have changed. `most` as of `eliminate_all`.
+
+        Variables of many states wait for the others, which leave them fewer columns to be told apart by.
+        """
         self.consistent(self.alive)
         self.functions(self.alive)
         self.changed = dict.fromkeys(self.alive)
+        large: dict[int, None] = {}
         while self.changed and not self.infeasible:
             self.eliminate_all(degree=2, among=tuple(self.changed), most=most)
             look = tuple(v for v in self.changed if v in self.size)
             self.changed = {}
             self.consistent(look)
             self.functions(look)
-            self.dominance(look)
+            large |= {v: None for v in look if self.size.get(v, 0) > MANY_STATES}
+            self.dominance(v for v in look if v not in large)
+            if not self.changed:
+                self.dominance(large)
+                large = {}
 
     def shrink(self, v: int, kept: NDArray[np.bool_]) -> None:
         """Drops the states of `v` that are not kept."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from ir.program import Actor, Program
 from ir.work import Work
 from planner.frontends import load
 from planner.lower import lower
+from simulator.clusters import load_cluster
 from simulator.cost import CostModel, Runtime
 from simulator.engine import simulate
 from simulator.figures import figures
@@ -66,11 +69,20 @@ def test_a_simulated_rank_follows_the_same_law(kernels: int, comm_s: float, near
     kernel = [a.work.kind == "compute" for a in made.actors]
     seconds = [1.0 / kernels if k else comm_s for k in kernel]
     sweep = compile_sweep(made, 1)
-    slowed = slowed_s(sweep, made, seconds, None, [0.5 * k for k in kernel])
+    slowed = slowed_s(sweep, made, seconds, None, [0.5 * k for k in kernel], [1.0 - k for k in kernel])
     end = sweep.times(slowed)[1].max()
     assert end == pytest.approx(float(together_s(1.0, comm_s, 0.5)), rel=near)
     assert [s for s, k in zip(slowed, kernel, strict=True) if not k] == [comm_s, comm_s]
-    assert slowed_s(sweep, made, seconds, None, [0.0] * len(seconds)) == seconds
+    assert slowed_s(sweep, made, seconds, None, [0.0] * len(seconds), [1.0] * len(seconds)) == seconds
+
+
+def test_a_collective_over_a_slow_network_slows_nothing() -> None:
+    """It takes next to nothing of the memory; one over NVLink as much as where the slow-down was measured, or nearly."""
+    work, wide = (Work("collective", "all_gather", "bfloat16", nbytes=1e9, group=tuple(range(n))) for n in (2, 8))
+    inside, between = CostModel(load_cluster("1x8xA100-SXM-80GB")), CostModel(load_cluster("2x1xA100-SXM-80GB@eth1"))
+    assert inside.crowding(wide, 0, inside.work_s(wide, 0)) > 0.6
+    assert between.crowding(work, 0, between.work_s(work, 0)) < 1e-3
+    assert inside.crowding(replace(work, op="shift"), 0, 1e-3) == 0.0 == inside.lost(work)
 
 
 def test_a_plan_whose_gradients_are_reduced_beside_its_backward_is_slower_by_what_its_kernels_lose() -> None:
@@ -82,4 +94,4 @@ def test_a_plan_whose_gradients_are_reduced_beside_its_backward_is_slower_by_wha
     told = figures(made, own)
     assert simulate(made, own, steps=2).step_s == pytest.approx(told.step_s)
     assert figures(made, free).step_s < told.step_s < 1.3 * figures(made, free).step_s
-    assert told.parts["compute_s"] > 1.02 * figures(made, free).parts["compute_s"]
+    assert told.parts["compute_s"] > 1.002 * figures(made, free).parts["compute_s"]
