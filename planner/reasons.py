@@ -9,8 +9,6 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.plan import Plan
 from ir.units import DTYPE_BYTES, GIB, nbytes, seconds
-from simulator.overlap import lost
-from simulator.runtimes import OWN, facts
 
 PARTS = {
     "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
@@ -20,9 +18,6 @@ PARTS = {
 
 SHOWN, LITTLE = 0.25, 0.1
 """Shares of a step that reducing gradients takes: above the first something is said, the second is what it should come to."""
-
-LOST = float(lost(list(facts(OWN)["slower"].values())).mean())
-"""The share of its speed that a kernel loses while a collective runs, the mean of the kinds of kernels."""
 
 
 def binds(predicted: Mapping[str, Any]) -> str:
@@ -66,15 +61,15 @@ def largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> 
 def advice(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """What to do where the network between nodes is too slow for the plan: one node alone, or more microbatches before gradients are reduced.
 
-    One node is taken to compute as its part of the plan does, in as many times the microbatches, and to hide its own communication. What kernels lose beside
-    communication that they hide is the network's, too; gradients that accumulate cross in float32.
+    One node is taken to compute as its part of the plan does, in as many times the microbatches, and to hide its own communication. Gradients that accumulate
+    cross in float32.
     """
     predicted, rows = plan.predicted, plan.predicted["comm"]
     num_nodes = len({cluster.devices[rank].node for stage in plan.stages for rank in stage.ranks})
     step_s, exposed_s = predicted["step_s"], predicted["breakdown"]["exposed_comm_s"]
     if num_nodes < 2 or not rows:
         return ()
-    alone_s = num_nodes * (step_s - exposed_s - LOST * sum(row["time_s"] - row["exposed_s"] for row in rows))
+    alone_s = num_nodes * (step_s - exposed_s)
     out = []
     if alone_s < step_s:
         alone = f"one node alone would take about {seconds(alone_s)} if the model fits there"
@@ -90,7 +85,7 @@ def _less_often(plan: Plan, num_nodes: int, dp: Sequence[Mapping[str, Any]]) -> 
     if zero == 3 or (zero == 2 and num > 1):
         what = "parameters" if zero == 3 else "gradients"
         return f"shards of {what} cross the network in every microbatch: with ZeRO 1 they do so once a step, if that fits (--fix zero=1)"
-    once_s = sum(row["exposed_s"] + LOST * (row["time_s"] - row["exposed_s"]) for row in dp)
+    once_s = sum(row["exposed_s"] for row in dp)
     each_s = (plan.predicted["step_s"] - once_s) / num
     if zero == 2:
         once_s += (DTYPE_BYTES["float32"] / DTYPE_BYTES[plan.dtype] - 1) * sum(row["time_s"] for row in dp if row["kind"] == "reduce_scatter")
