@@ -189,8 +189,8 @@ def cluster_of(plan: Plan, cluster: Cluster | str | None = None) -> Cluster:
 
 
 def default_dtype(cluster: Cluster) -> str:
-    """bfloat16 where every device has it, else float32."""
-    return "bfloat16" if all("bfloat16" in d.flops_per_s for d in cluster.devices) else "float32"
+    """The first of bfloat16, float16 and float32 that every device has."""
+    return next(dtype for dtype in ("bfloat16", "float16", "float32") if dtype == "float32" or all(dtype in d.flops_per_s for d in cluster.devices))
 
 
 def _model(model: Model | str) -> Model:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ir.boxing import Link
+from ir.boxing import Link, axis_sets
 from ir.errors import PlanError
 from ir.mesh import Mesh
 from ir.op import Rule
@@ -62,7 +62,8 @@ class Plan:
     `pieces`: tokens of each piece into which the schedule cuts a sequence; empty where sequences run whole.
     `context`: how attention goes over the mesh axis `cp`, a form of `planner.context` and, where sequences lie in zig-zag order, `zigzag`; else empty.
     `loss_chunks`: over so many chunks of a rank's tokens head and loss are computed, 1 where all logits are made at once.
-    `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
+    `links`: for each mesh axis, then for every two, what a collective costs there (`ir.boxing.axis_sets`); every re-shard takes the cheapest chain under them
+    (absent: the fewest bytes).
     """
 
     model: str
@@ -126,13 +127,14 @@ class Plan:
     def squeezed(self) -> Plan:
         """The same plan on a mesh without the axes of size 1, on which every placement is the same."""
         keep = [i for i, n in enumerate(self.mesh_shape) if n > 1]
+        links = zip(self.links, axis_sets(len(self.axes)), strict=True) if self.links else ()
 
         def some(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(values[i] for i in keep)
 
         return replace(
             self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
-            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()},
+            links=tuple(link for link, axes in links if set(axes) <= set(keep)), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()},
             params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.context import AXIS, over_nodes
 from planner.folding import Layers
 from planner.lower import joint_graph, write
 from planner.orders import STAND_IN, kept, schedule_of
@@ -60,6 +61,12 @@ class Drafts:
             space=self.space(graph, mesh, c.context), exposed=exposed,
         )  # fmt: skip
 
+    def context(self, c: Candidate) -> str:
+        """How attention goes over the candidate's ranks as the plan says it: a ring over nodes is one of rings."""
+        if c.cp == 1:
+            return c.context
+        return over_nodes(c.context, [tuple(self.cluster.devices[r].node for r in group) for group in self.mesh(c).groups(AXIS)])
+
     def mesh(self, c: Candidate) -> Mesh:
         return Mesh(*c.mesh, tuple(range(c.stage_ranks)))
 
@@ -85,7 +92,7 @@ class Drafts:
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
             self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
-            placed.params, placed.reboxed, links=placed.links, context=c.context, loss_chunks=c.loss_chunks,
+            placed.params, placed.reboxed, links=placed.links, context=self.context(c), loss_chunks=c.loss_chunks,
         )  # fmt: skip
 
     # ---- stages ------------------------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ir.units import DTYPE_BYTES, GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
 from planner.chunks import in_chunks, usual_chunks
-from planner.context import AXIS, context_space
+from planner.context import AXIS, context_space, form_of
 from planner.drafts import EXPOSED, Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
@@ -228,7 +228,7 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=self.drafts.context(c),
             loss_chunks=c.loss_chunks,
         )  # fmt: skip
         return replace(plan, layout=layout(bounds.graph_of(c), plan))
@@ -255,7 +255,7 @@ class Evaluator:
         """What the fixed keys and the way of attention over its ranks leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
         if context:
-            space &= context_space(graph, AXIS, mesh.axis_size(AXIS), context.split()[0], mesh.axes) & zero_space(AXIS, self.fix.get("zero"))
+            space &= context_space(graph, AXIS, mesh.axis_size(AXIS), form_of(context), mesh.axes) & zero_space(AXIS, self.fix.get("zero"))
         if "layout" in self.fix:
             space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
         if "tp_plan" in self.fix:

@@ -137,7 +137,7 @@ def _held(program: Program) -> Mapping[int, Mapping[str, float]]:
             stacks[r.rank] = max(stacks[r.rank], end)
         elif r.arena:
             mine[SHARED] = max(mine[SHARED], end)
-        else:
+        elif not r.inside:
             mine[r.memory] = mine.get(r.memory, 0.0) + r.nbytes * r.credits
     for rank, nbytes in stacks.items():
         out[rank]["saved"] = out[rank].get("saved", 0.0) + nbytes

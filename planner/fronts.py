@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver.factors import Scope, Table
+from planner.solver.factors import Scope
+from planner.solver.gathered import Table
 from planner.solver.marginals import Marginals
 from planner.trade import Options, Picked, Trade
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ir.cluster import Cluster
 from ir.errors import PlanError
 from ir.graph import Graph, Tensor
-from ir.mesh import Mesh
+from ir.mesh import JOINED, Mesh
 from ir.op import Op, Rule
 from ir.ops import catalogue
 from ir.plan import Plan
@@ -26,6 +26,7 @@ from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
 from planner.chunks import planned_chunks
 from planner.elide import elide_copies
+from planner.inplace import in_place
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
 from planner.place import place
@@ -81,8 +82,9 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
-                actors += writer.actors(rank)
-                registers += stack(writer.registers(rank), writer.kept(rank), known)
+                mine = writer.actors(rank)
+                actors += mine
+                registers += in_place(stack(writer.registers(rank), writer.kept(rank), known), mine)
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
@@ -185,8 +187,11 @@ class _Writer:
 
     def passes(self, rank: int) -> dict[str, str]:
         """By actor the pass that it belongs to, as `planner.arena` asks for."""
-        fused = {"I": "B", "W": "B"}
-        return {self._at(t.name, rank): f"{t.stage}{t.part if self.splits else fused.get(t.part, t.part)}" for t in self.all_tasks}
+        return {self._at(t.name, rank): self._pass(t.stage, t.part) for t in self.all_tasks}
+
+    def _pass(self, stage: int, part: str) -> str:
+        """What runs without anything between: where no schedule holds weight gradients back, I and W are one."""
+        return f"{stage}{part if self.splits or part not in 'IW' else 'B'}"
 
     def _lives(self) -> Mapping[str, _Life]:
         writers: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
@@ -255,9 +260,8 @@ class _Writer:
         found = {}
         for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if self.plan.pieces and self._memory(value) != "saved":
-                continue  # gradients of keys wait from one piece to the next: so short that in the stack they would tear the others apart
-            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+            later = {self._pass(*p) for p in life.read} - {self._pass(*life.written)}  # else its memory is the arena's
+            if value.clock == "microbatch" and life.is_computed and later:
                 spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
                 # the n-th item that is written lies in slot n, whichever microbatch's it is
                 found[self._at(value.name, rank)] = Kept(tuple(sorted(spans)), life.layer)
@@ -403,11 +407,12 @@ class _Writer:
         if task.queue == "compute":
             op = {"slice": "box.slice", "keep": "box.slice", "pad": "box.pad", "zero": "box.zero"}[task.op]
             if task.op == "zero":
-                attrs["keep"] = coords[task.axis] == 0
+                attrs["keep"] = coords[task.axes[0]] == 0
             return Work("compute", op, src.tensor.dtype, 0.0, float(read + written), attrs=attrs), ""
-        group = self.mesh.group(rank, self.plan.axes[task.axis])
-        partial = src.nd[task.axis]
-        attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
+        group = self.mesh.group(rank, JOINED.join(self.plan.axes[axis] for axis in task.axes))
+        partial = src.nd[task.axes[0]]
+        attrs |= {"reduce": (partial.reduce if partial.is_partial else "")}
+        attrs |= {key: " ".join(repr(value.nd[axis]) for axis in task.axes) for key, value in (("src", src), ("dst", dst))}
         nbytes = float(max(read, written)) * (src.share if len(self.present) < self.plan.num_ranks else 1.0)
         work = Work("collective", task.op, src.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
@@ -416,7 +421,10 @@ class _Writer:
         value = self.here.values[task.reads[0]]
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
-        group, at = self.mesh.group(rank, self.plan.axes[task.axis]), repr(value.nd[task.axis])
+        ring, at = self.mesh.group(rank, self.plan.axes[task.axes[0]]), repr(value.nd[task.axes[0]])
+        inner, place_in_ring = task.attrs.get("inner", len(ring)), ring.index(rank)
+        block = place_in_ring - place_in_ring % inner
+        group = ring[place_in_ring % inner :: inner] if task.attrs.get("of_blocks", False) else ring[block : block + inner]
         attrs = {"src_region": region, "dst_region": region, "reduce": "", "src": at, "dst": at}
         return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), f"{task.name}/{group[0]}"
 

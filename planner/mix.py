@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver.factors import Table
+from planner.solver.gathered import Table
 
 FEWEST_INTERVALS = 1 << 13
 """Of the bytes that are left once everything keeps its fewest."""

@@ -23,6 +23,9 @@ from planner.sites import Sites, SiteTasks, identity_rules, sum_rule
 SHIFT = "shift"
 """The operator that a split sequence makes a message of."""
 
+BLOCKS = ".nodes"
+"""Behind the queue of messages from one block of a ring to the next, which must not hold back those inside."""
+
 AFTER = "after"
 """The attribute of a node that names tensors which must be there before it runs though it does not read them."""
 
@@ -135,7 +138,8 @@ class _Placer:
         more: dict[str, Any] = {"attrs": attrs, "first": start_of(self.plan, stage)}
         if node.op == SHIFT:  # a message from each rank to the next one along the axis that splits what is shifted
             axis = rules.index(Rule("split", "s"))
-            more = {"axis": axis, "queue": f"comm.{self.plan.axes[axis]}"}
+            of_blocks = attrs.get("of_blocks", False)
+            more = {"axes": (axis,), "queue": f"comm.{self.plan.axes[axis]}{BLOCKS if of_blocks else ''}", "attrs": attrs}
         self.sites.task(
             stage, part, "shift" if node.op == SHIFT else "compute", node.op, node.name, reads=reads, writes=tuple(writes), waits=self._after(stage, node),
             rules=rules, origin=node.origin or node.name, phase=node.phase, layer=node.layer, **more,

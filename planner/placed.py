@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ir.boxing import Link
+from ir.boxing import Link, axis_sets
 from ir.errors import PlanError
 from ir.graph import Node
 from ir.op import Rule
@@ -155,7 +155,7 @@ class _Reader:
     # ---- memory ------------------------------------------------------------------------------------------------------------------------------------
 
     def _keep(self, cost: Cost, at: tuple[int, ...], way: int, layer: int, out: _Part) -> None:
-        nbytes, terms = float(cost.options[way][1][at]), self.problem.terms
+        nbytes, terms = float(cost.ways[way][1][cost.place(*at)]), self.problem.terms
         out.nbytes["activations"] += nbytes
         out.priced += nbytes / terms.copies(layer) * terms.charge(layer)
 
@@ -180,7 +180,7 @@ class _Reader:
             at, number = (states[u], states[v]), next(edge_number)
             way = ways[number] if ways else edge.way(at)
             self._keep(edge, at, way, n.layer, out)
-            if way or (edge.common is not None and edge.common[at] and self._hub_way(t, states, ways)):
+            if way or (edge.common is not None and edge.common[edge.place(*at)] and self._hub_way(t, states, ways)):
                 out.reboxed[t, n.name] = None
 
     def _hub_way(self, tensor: str, states: Sequence[int], ways: Sequence[int]) -> int:
@@ -191,9 +191,11 @@ class _Reader:
     # ---- all axes ----------------------------------------------------------------------------------------------------------------------------------
 
     def _links(self) -> tuple[Link, ...]:
-        """What a collective costs on every axis, nothing where there is one rank."""
-        tables = self.problem.tables
-        return self._on_all_axes(axis_links(tables.pricing, tables.axes, tables.mesh_shape), (0.0, 0.0))
+        """What a collective costs on every axis and on every two, nothing where one has one rank."""
+        tables, axes = self.problem.tables, self.problem.axes
+        found = zip(axis_sets(len(tables.axes)), axis_links(tables.pricing, tables.axes, tables.mesh_shape), strict=True)
+        known = {tuple(tables.axes[axis] for axis in joined): link for joined, link in found}
+        return tuple(known.get(tuple(axes[axis] for axis in joined), (0.0, 0.0)) for joined in axis_sets(len(axes)))
 
     def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
         given = iter(state)

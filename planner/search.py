@@ -385,8 +385,7 @@ class _Search:
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
         num = sum(len(self._variants(c)) for c in self.space)
-        num_nodes = len(self.evaluator.cluster.nodes)
-        told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, num_nodes))} for i, p in enumerate(best, 1))
+        told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, self.evaluator.cluster))} for i, p in enumerate(best, 1))
         return Result(
             tuple(replace(p, predicted={**p.predicted, **words}) for p, words in zip(best, told, strict=True)), num,
             self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,

@@ -16,7 +16,7 @@ from ir.plan import Plan
 from ir.sbp import Sbp
 from ir.units import seconds
 from planner.chunks import planned_chunks
-from planner.context import AXIS, context_space
+from planner.context import AXIS, context_space, form_of
 from planner.facts import analyse, uneven_labels
 from planner.frontends.model import Model
 from planner.hints import legal_on
@@ -69,7 +69,7 @@ class _Asker:
         tables = new_tables(plan.axes, plan.mesh_shape, pricing)
         base = layout_space(graph, plan.axes) & no_batch(graph, "tp")
         if plan.context:
-            base &= context_space(graph, AXIS, plan.mesh(0).axis_size(AXIS), plan.context.split()[0], plan.axes)
+            base &= context_space(graph, AXIS, plan.mesh(0).axis_size(AXIS), form_of(plan.context), plan.axes)
         in_flight = math.ceil(kept(plan.schedule, len(plan.sites), plan.num_microbatches, len(plan.stages) // len(plan.sites)))
 
         def ask(space: Space) -> Placed:

@@ -47,8 +47,8 @@ class Value:
 class Task:
     """What each rank of a stage does once a microbatch, or once a step in the parts `begin` and `end`.
 
-    `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axis `axis`),
-    shift (to the next rank on mesh axis `axis`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`,
+    `waits`: values that must be there though they are not looked at. `kind`: compute (operator `op` under `rules`), box (one step on mesh axes `axes`),
+    shift (to the next rank on mesh axis `axes`), send and recv (between the two stages in `peers`), load, store, join (a sum over the stages in `peers`,
     rank by rank; over all ranks when `everyone`).
     `first`: where its tokens start in the sequence, None where sequences are whole or it has none.
     """
@@ -63,7 +63,7 @@ class Task:
     updates: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
-    axis: int = -1
+    axes: tuple[int, ...] = ()
     peers: tuple[int, ...] = ()
     everyone: bool = False
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -166,9 +166,9 @@ class Sites:
 
     def _step(self, stage: int, tensor: Tensor, have: str, to: str, step: Step, part: str, like: Node | None, waits: tuple[str, ...] = ()) -> None:
         """The task that re-shards the value `have` into the value `to`."""
-        queue = "compute" if step.is_local else f"comm.{self.plan.axes[step.axis]}"
+        queue = "compute" if step.is_local else f"comm.{step.over(self.plan.axes)}"
         self.task(
-            stage, part, "box", step.kind, f"{to}.{step.kind}.{part}", reads=(have,), writes=(to,), waits=waits, axis=step.axis, queue=queue,
+            stage, part, "box", step.kind, f"{to}.{step.kind}.{part}", reads=(have,), writes=(to,), waits=waits, axes=step.axes, queue=queue,
             origin=like.name if like else tensor.name, phase=like.phase if like else "U", layer=like.layer if like else 0,
         )  # fmt: skip
 

@@ -10,13 +10,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.boxing import Step, kind_1d, legal, may_step
+from ir.boxing import joint_steps, kind_1d, legal, may_step
 from ir.graph import Node, Tensor
 from ir.op import ALL_B, Op, Rule, nd_placements
 from ir.ops import catalogue
@@ -25,7 +25,7 @@ from ir.units import DTYPE_BYTES
 from planner.facts import NodeFacts
 from planner.optimizers import Update, attrs_of, state_dtype, updated
 from planner.owners import num_slots, stack_places
-from planner.pricing import Pricing, boxing_price, work_of
+from planner.pricing import Pricing, step_price, work_of
 
 Table = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -87,7 +87,7 @@ class Boxes:
         """Seconds of every single step, and the axis on which it enters P, -1 for none."""
         n = len(self.places)
         cost, enters = np.full((n, n), np.inf), np.full((n, n), -1, dtype=np.intp)
-        price = boxing_price(self.pricing, self.axes, self.mesh_shape, self.shape, self.itemsize)
+        seconds = cache(partial(step_price, self.pricing))
         for i, src in enumerate(self.places):
             for axis in range(len(self.axes)):
                 for target in (B, P, *((P_MAX,) if self.has_max else ()), *map(S, range(len(self.shape)))):
@@ -98,9 +98,12 @@ class Boxes:
                     j = self.index.get(dst)
                     if j is None or not may_step(src, dst, axis):
                         continue
-                    cost[i, j] = price(Step(axis, kind_1d(here, target), src, dst))
+                    cost[i, j] = seconds(self.axes[axis], kind_1d(here, target), self.nbytes[i], self.nbytes[j])
                     if target.is_partial:
                         enters[i, j] = axis
+            for step in joint_steps(src, self.shape, self.mesh_shape):
+                j = self.index[step.dst]
+                cost[i, j] = min(cost[i, j], seconds(step.over(self.axes), step.kind, self.nbytes[i], self.nbytes[j]))
         return cost, enters
 
 
@@ -157,9 +160,14 @@ class ParamClass:
     params: Table
     optimizer: Table
 
+    @cached_property
+    def apart(self) -> NDArray[np.bool_]:
+        """By state whether the gradient at the state is no run of the accumulator's bytes: only what cuts dim 0 leaves one."""
+        return np.array([any(state != grad and state.is_split and state.dim > 0 for state, _, grad in nd) for nd in self.states], dtype=bool)
+
     def grads(self, num_uses: int) -> Table:
-        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it cannot lie in the accumulator (`planner.inplace`)."""
+        total: Table = self.wide.nbytes[self.state] * (self.apart | (num_uses > 1))
         return total + num_uses * self.wide.nbytes[self.grad]
 
 

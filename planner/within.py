@@ -28,7 +28,8 @@ from planner.problem import Problem
 from planner.solver.blocks import CannotFold, Repeated, fold
 from planner.solver.chain import Chain, least_sum
 from planner.solver.elimination import solve
-from planner.solver.factors import Solution, Table
+from planner.solver.factors import Solution
+from planner.solver.gathered import Table
 from planner.solver.marginals import Marginals
 from planner.solver.reductions import Factors
 from planner.space import Space

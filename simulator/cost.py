@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ir.cluster import Cluster, Device
@@ -15,7 +15,9 @@ from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
 from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
+from simulator.overlap import lost
 from simulator.routes import Edge, Routes
+from simulator.runtimes import OWN, facts
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
 """Matrix products of queries and keys in an operator, each of 2 d flops a pair."""
@@ -33,13 +35,16 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What a framework adds: `launch_s` to every compute work; `firing_s` before every action that is no message (a message's latency holds it already), and
-    `wake_s` more on a queue that had been waiting.
+    `wake_s` more on a queue that had been waiting. `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes beside a collective
+    that brings in `slower_at` of the memory's bandwidth.
     """
 
     name: str = "headrace"
     launch_s: float = 0.0
     firing_s: float = 0.0
     wake_s: float = 0.0
+    slower: Mapping[str, float] = field(default_factory=dict)
+    slower_at: float = 1.0
 
 
 class CostModel:
@@ -88,6 +93,22 @@ class CostModel:
             alone_s = self._kernel_s(self.cluster.devices[rank], op, dtype, flops, nbytes, gemm) + self.runtime.launch_s
             found = self._compute[key] = alone_s * self._level(op)
         return found
+
+    def lost(self, work: Work) -> float:
+        """The share of its speed that this work loses while a collective runs on its device: a kernel's; nothing of anything else."""
+        if work.kind != "compute":
+            return 0.0
+        kind = "gemm" if work.gemm else "attention" if work.op.startswith("attention") else "memory"
+        return float(lost(self.runtime.slower.get(kind, 1.0)))
+
+    def crowding(self, work: Work, rank: int, seconds: float) -> float:
+        """How much of `lost` kernels lose while this work runs for so many seconds on their device, 0 to 1: a collective's, by the bytes that it brings in. A
+        message of one rank to one other is the copy engines' work."""
+        if work.kind != "collective" or work.op == "shift" or not seconds:
+            return 0.0
+        passes = 2 if work.op == "all_reduce" else 1
+        rate = passes * work.nbytes * (1.0 - 1.0 / len(work.group)) / seconds
+        return min(1.0, rate / (self.runtime.slower_at * self.cluster.devices[rank].bytes_per_s))
 
     def _level(self, op: str) -> float:
         """What measured runs have shown this operator to take over what is priced (`simulator.calibrate`)."""
@@ -272,8 +293,11 @@ def curve_s(rows: Sequence[Sequence[float]], nbytes: float) -> float:
 
 
 def _runtime_of(cluster: Cluster) -> Runtime:
+    """This project's own; where devices are threads, what they take from each other is told by the cores they share."""
     driver = cluster.profile.get("driver", {})
-    return Runtime(firing_s=float(driver.get("firing_s", 0.0)), wake_s=float(driver.get("wake_s", 0.0)))
+    own = facts(OWN)
+    slower = {} if "transport" in cluster.profile else own["slower"]
+    return Runtime(OWN, firing_s=float(driver.get("firing_s", 0.0)), wake_s=float(driver.get("wake_s", 0.0)), slower=slower, slower_at=own["slower_at"])
 
 
 def _device_kinds(cluster: Cluster) -> tuple[int, ...]:

@@ -201,13 +201,16 @@ def _places(shapes: np.ndarray) -> np.ndarray:
 
 
 def of_device(device: Device, dtype: str, peak: float) -> Gemm:
-    """The device's GEMM at this dtype: its own measured rows; a bundled grid (`profile["gemm_grid"]`); a tile model; or its peak for every shape."""
+    """The device's GEMM at this dtype: its own measured rows; a bundled grid (`profile["gemm_grid"]`, `instead` where its own is of kernels made for another
+    card); a tile model; or its peak for every shape.
+    """
     table: Mapping[str, Any] | None = device.profile.get("gemm", {}).get(dtype)
     if table is not None and table["rows"]:
         return Measured.of_rows(table["rows"], device.launch_s)
     grid = device.profile.get("gemm_grid")
     if grid is not None:
-        found = of_grid(device, str(grid["name"]), dtype, peak * float(grid.get("share", 1.0)))
+        name = str(grid.get("instead", {}).get(dtype, grid["name"]))
+        found = of_grid(device, name, dtype, peak * float(grid.get("share", 1.0)))
         if found is not None:
             return found
     tile = device.profile.get("gemm_tile")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from collections.abc import Sequence
 
-Floats = NDArray[np.float64]
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ir.program import Program
+from simulator.sweep import Floats, Sweep
+
+ROUNDS = 2
+"""How often kernels are slowed by what then runs beside them: each adds the same seconds to a rank whose collectives all lie beside kernels, and lays them
+better."""
 
 
 def together_s(compute_s: ArrayLike, comm_s: ArrayLike, lost: ArrayLike) -> Floats:
@@ -27,3 +34,41 @@ def lost(slower: ArrayLike) -> Floats:
     [0.5, 0.0]
     """
     return 1.0 - 1.0 / np.maximum(slower, 1.0)
+
+
+def slowed_s(
+    sweep: Sweep, program: Program, seconds: Sequence[float], added: ArrayLike | None, lost: Sequence[float], crowding: Sequence[float]
+) -> Sequence[float]:  # fmt: skip
+    """Seconds of every actor where the kernels of a rank lose `lost` of their speed, by actor, while a collective runs that crowds them as `crowding` says: 1
+    as much as where `lost` was measured, 0 not at all.
+
+    A kernel takes longer by what it loses of the seconds in which it is crowded, as in `together_s`: of its firings in the sweep's last step the mean, since an
+    actor has one duration.
+    """
+    weight = np.asarray(crowding, np.float64)[sweep.actor]
+    if not weight.any() or not any(lost):
+        return seconds
+    rank = np.array([a.rank for a in program.actors])[sweep.actor]
+    ranks = [(np.flatnonzero((rank == r) & (weight > 0)), np.flatnonzero((rank == r) & (weight == 0))) for r in np.unique(rank[weight > 0])]
+    alone, losses = np.asarray(seconds, np.float64), np.asarray(lost, np.float64)
+    slowed = alone
+    firings = np.bincount(sweep.actor, minlength=len(alone))
+    for _ in range(ROUNDS):
+        start, end = sweep.times(slowed, added)
+        beside = np.zeros(len(rank))
+        for comm, rest in ranks:
+            moments, crowded_s = _crowded(start[:, comm], end[:, comm], weight[comm])
+            beside[rest] = np.interp(end[-1, rest], moments, crowded_s) - np.interp(start[-1, rest], moments, crowded_s)
+        slowed = alone + losses * np.bincount(sweep.actor, beside, len(alone)) / firings
+    found: list[float] = slowed.tolist()
+    return found
+
+
+def _crowded(start: Floats, end: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """(moments, seconds times weight that have passed up to each) of intervals [step, n] of such weights [n]: a line between moments."""
+    at = np.concatenate([start.ravel(), end.ravel()])
+    steps = np.tile(weight, len(start))
+    order = np.argsort(at, kind="stable")
+    moments = at[order]
+    slope = np.cumsum(np.concatenate([steps, -steps])[order])
+    return moments, np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(moments))])

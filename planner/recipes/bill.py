@@ -121,7 +121,8 @@ class _Writer:
         layer, plain = self._layer()
         seconds = np.stack([layer, self._passes(works.embedding(run, release)), self._passes(works.head(run, release))])
         again = 1.0 if run.recompute == "full" else 0.0
-        slower = release.softmax_plain_host if plain else 1.0
+        experts = run.shape.num_expert_layers / run.shape.layers
+        slower = (release.softmax_plain_host if plain else 1.0) * (1.0 + (release.experts_host - 1.0) * experts)
         parts, ranks = self._pipeline()
         scalars = {
             "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),
@@ -207,12 +208,12 @@ class _Writer:
         return np.array([[layers - short, 1, 0], [layers, 0, 0], [layers - short, 0, 1]], float), np.array([1.0, p - 2.0, 1.0])
 
     def _hop_s(self) -> float:
-        """One microbatch's activations to the next stage."""
+        """What no pass hides of one microbatch's activations to the next stage."""
         run = self.run
         if run.pp == 1:
             return 0.0
         nbytes = run.mbs * run.seq // run.cp * run.shape.hidden * self.width / (run.tp if run.sp else 1)
-        return self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
+        return self.release.shown_hops * self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
 
     # ---- once a step -----------------------------------------------------------------------------------------------------------------------------------
 

@@ -132,6 +132,8 @@ PARTS: Mapping[str, Callable[[Run], str]] = {
     "experts": lambda run: "with experts" if run.shape.experts else "dense",
     "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
     "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+    "tensor parallelism": lambda run: "tp over nodes" if run.tp > run.gpus_per_node else "tp in a node",
+    "oddity": lambda run: "flagged" if run.flag else "not flagged",
 }
 """By what the runs of a family are told apart where they differ in it."""
 
@@ -209,14 +211,18 @@ def _class(left: _Left, kind: str, shares: Shares) -> dict[str, Any]:
     inside = [float(np.mean(np.abs(part) <= band)) for part in by_family]
     return {
         "runs": int(mine.sum()), "shares": _rounded(shares), "band": round(band, 4), "shared": round(level().shared, 3),
-        "band_after_one": round(min(band, _equal_spread(list(levelled.values()))), 4),
+        "band_after_one": round(min(band, _equal_spread([fixed.ravel() for fixed in levelled.values()])), 4),
         "covered": round(float(np.mean(inside)), 3), "covered_least": round(min(inside), 3),
-        "families": {unit: {**errors(part), "after_one": _mean(levelled[unit])} for unit, part in parts.items()},
+        "families": {unit: {"runs": len(part), **errors(part), **_after_one(levelled[unit])} for unit, part in parts.items()},
     }  # fmt: skip
 
 
-def _mean(off: np.ndarray) -> float | None:
-    return round(float(100 * np.abs(np.expm1(off)).mean()), 2) if len(off) else None
+def _after_one(fixed: np.ndarray) -> dict[str, float]:
+    """Percent, of `Level.fixed`: the mean over all runs that could have been the one, and the mean of the others where the median one was; none for one run."""
+    if not len(fixed):
+        return {}
+    off = 100 * np.abs(np.expm1(fixed))
+    return {"after_one": round(float(off.mean()), 2), "after_median_one": round(float(np.median(off.mean(axis=1))), 2)}
 
 
 def source_of(run: Run) -> str:

@@ -35,14 +35,14 @@ class Level:
         return mean * float(_grown(abs(mean), told, self.band))
 
     def fixed(self, off: np.ndarray) -> np.ndarray:
-        """Logarithms of a family's errors once one of its runs told the level: of every other run, for each run that could have been the one.
+        """Logarithms of a family's errors once one of its runs told the level: for each run that could have been the one, of every other.
 
         >>> Level(1.0, 0.2).fixed(np.array([0.3, 0.3, 0.4])).round(1).tolist()
-        [0.0, 0.1, 0.0, 0.1, -0.1, -0.1]
+        [[0.0, 0.1], [0.0, 0.1], [-0.1, -0.1]]
         """
         rest = off[None, :] - (off * _grown(np.abs(off), self.shared, self.band))[:, None]
-        left: np.ndarray = rest[~np.eye(len(off), dtype=bool)]
-        return left
+        left: np.ndarray = rest[~np.eye(len(off), dtype=bool)].reshape(len(off), -1)
+        return left if left.size else left[:0]
 
 
 def shared(families: Sequence[np.ndarray], weights: Sequence[float], band: float) -> float:

@@ -24,9 +24,11 @@ class Release:
     `grouped_cost`, `grouped_low_cost`: the same of the products of experts, in 16 bits and in fp8 or less. `grad_bytes`: of an element in the data-parallel
     reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
     every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
-    over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
+    over that in a forward, `experts_host` in a layer with experts over that in one without. `always_sp`, `least_zero`: tensor parallelism comes with sequence
+    parallelism, and optimizer states are sharded, said or not.
     `bucket`: parameters that one reduction beside the backward takes at least, and for each data-parallel rank; none where all are reduced at once.
     `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes while a collective runs.
+    `shown_hops`: the part of messages between stages that no pass hides.
     `splits_link`: the part of tensor-parallel collectives that is cut up and hides behind their products. `low_as`: dtype whose speed products in fp8 have (""
     their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `microbatch_a_stage`: a pipeline has as many
     microbatches as stages where nothing else is said. `options`: what changes where a run says such a word, `on`: on GPUs whose name begins so.
@@ -46,7 +48,9 @@ class Release:
     accumulate_bytes: float
     reduces_beside_backward: bool
     host_backward: float
+    experts_host: float
     slower: Mapping[str, float]
+    shown_hops: float
     bucket: Passes = (0.0, 0.0)
     flash_cost: float = 1.0
     grouped_cost: float = 1.0

@@ -25,7 +25,7 @@ class Shares:
     nic: float = 1.0
     ep: float = 1.0
     fsdp: float = 1.0
-    hop: float = 0.5
+    hop: float = 1.0
     bubble: float = 1.0
     reduce: float = 1.0
     update: float = 1.0

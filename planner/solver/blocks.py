@@ -6,6 +6,7 @@ L blocks then cost one block and some small (min,+) products, and need not take 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from planner.solver.chain import Chain
-from planner.solver.factors import Scope, Table
+from planner.solver.factors import Scope
+from planner.solver.gathered import Gathered, Table
 from planner.solver.reductions import HEAVY, Factors, Undo, substitute_back
 
 LARGE = 1 << 20
@@ -59,15 +61,15 @@ def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Re
     A block with large tables that is like no other and stands for itself alone is left: the reductions of the whole graph know more of what surrounds it.
     Raises CannotFold where one of `repeats` cannot be.
     """
-    done: dict[Any, tuple[list[Undo], Mapping[Scope, Table]] | None] = {}
-    digests: dict[int, tuple[Table, bytes]] = {}
-    repeated = {r.block: (r, factors.tables[(r.before,)]) for r in repeats}
+    done: dict[Any, tuple[list[Undo], Mapping[Scope, Gathered]] | None] = {}
+    digests: dict[tuple[int, ...], tuple[Gathered, bytes]] = {}
+    repeated = {r.block: (r, factors.tables[(r.before,)].dense()) for r in repeats}
     found_blocks = [_block(factors, inside, digests) for inside in blocks]
     num_alike = Counter(block.key for block in found_blocks)
     out = {}
     for number, (inside, block) in enumerate(zip(blocks, found_blocks, strict=True)):
         names, scopes = block.names, block.scopes
-        if num_alike[block.key] == 1 and number not in repeated and max((t.size for _, t in block.local), default=0) > LARGE:
+        if num_alike[block.key] == 1 and number not in repeated and max((math.prod(t.shape) for _, t in block.local), default=0) > LARGE:
             continue
         if block.key not in done:
             done[block.key] = _eliminate_inside(block.key[0], len(inside), block.local)
@@ -85,7 +87,7 @@ def fold(factors: Factors, blocks: Sequence[Sequence[int]], repeats: Sequence[Re
         if number in repeated:
             r, between = repeated[number]
             chain = Chain(_between_ends(tables, (r.before, r.after)), between, r.count)
-            tables = {(r.before, r.after): chain.table}
+            tables = {(r.before, r.after): Gathered.of(chain.table)}
         for s, table in tables.items():
             factors.add(s, table)
         out[number] = Folded(found[0], names, chain)
@@ -98,11 +100,11 @@ class _Block:
 
     names: Scope
     scopes: tuple[Scope, ...]
-    local: tuple[tuple[Scope, Table], ...]
+    local: tuple[tuple[Scope, Gathered], ...]
     key: Any
 
 
-def _block(factors: Factors, inside: Sequence[int], digests: dict[int, tuple[Table, bytes]]) -> _Block:
+def _block(factors: Factors, inside: Sequence[int], digests: dict[tuple[int, ...], tuple[Gathered, bytes]]) -> _Block:
     boundary = tuple(sorted({u for v in inside for u in factors.neighbours(v)} - set(inside)))
     names = (*inside, *boundary)
     place = {v: i for i, v in enumerate(names)}
@@ -111,12 +113,13 @@ def _block(factors: Factors, inside: Sequence[int], digests: dict[int, tuple[Tab
     return _Block(names, scopes, local, (tuple(factors.size[v] for v in names), len(inside), tuple((s, _digest(t, digests)) for s, t in local)))
 
 
-def _between_ends(tables: Mapping[Scope, Table], ends: tuple[int, int]) -> Table:
+def _between_ends(tables: Mapping[Scope, Gathered], ends: tuple[int, int]) -> Table:
     """What a block costs by the states at its two ends."""
     out: Any = 0.0
-    for scope, table in tables.items():
+    for scope, found in tables.items():
         if not set(scope) <= set(ends):
             raise CannotFold
+        table = found.dense()
         if scope == ends[::-1]:
             table = table.T
         elif len(scope) == 1:
@@ -127,15 +130,19 @@ def _between_ends(tables: Mapping[Scope, Table], ends: tuple[int, int]) -> Table
     return np.asarray(out)
 
 
-def _digest(table: Table, known: dict[int, tuple[Table, bytes]]) -> bytes:
-    """Of the contents; `known` keeps each table that it has seen alive, so that its id stays its own."""
-    found = known.get(id(table))
-    if found is None:
-        found = known[id(table)] = (table, hashlib.blake2b(np.ascontiguousarray(table).tobytes(), digest_size=16).digest() + str(table.shape).encode())
-    return found[1]
+def _digest(table: Gathered, known: dict[tuple[int, ...], tuple[Gathered, bytes]]) -> bytes:
+    """Of the contents; `known` keeps the arrays that it has seen alive, so that their ids stay their own."""
+    parts = (table.base, *table.classes)
+    key = tuple(map(id, parts))
+    if key not in known:
+        digest = hashlib.blake2b(str(table.base.shape).encode(), digest_size=16)
+        for part in parts:
+            digest.update(np.ascontiguousarray(part).tobytes())
+        known[key] = (table, digest.digest())
+    return known[key][1]
 
 
-def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope, Table]]) -> tuple[list[Undo], Mapping[Scope, Table]] | None:
+def _eliminate_inside(sizes: Scope, num_inside: int, local: Sequence[tuple[Scope, Gathered]]) -> tuple[list[Undo], Mapping[Scope, Gathered]] | None:
     """Tables over the boundary and the way back; None where the tables would grow beyond the limit."""
     factors = Factors(dict(enumerate(sizes)), keep=frozenset(range(num_inside, len(sizes))))
     factors.touching = {v: {} for v in factors.size}

@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver.factors import FactorGraph, Scope, Table
+from planner.solver.factors import FactorGraph, Scope
+from planner.solver.gathered import Table
 from planner.solver.reductions import Best, Factors
 
 Index = NDArray[np.intp]
@@ -94,7 +95,8 @@ def _widened(undo: Best, rest: Near, most: float) -> Near:
     """With the states of the eliminated variable: those that cost `most` at most with what `rest` says of its neighbours."""
     total = np.zeros((len(rest.cost), undo.tables[0].shape[-1]))
     for scope, table in zip(undo.scopes, undo.tables, strict=True):
-        total += table[tuple(rest.states[:, rest.names.index(v)] for v in scope)]
+        *around, own = table.classes
+        total += table.base[tuple(c[rest.states[:, rest.names.index(v)]] for c, v in zip(around, scope, strict=True))][..., own]
     total += (rest.cost - total.min(axis=1))[:, None]
     row, state = np.nonzero(total <= most)
     return Near((*rest.names, undo.var), np.column_stack((rest.states[row], state)), total[row, state])

@@ -9,9 +9,10 @@ import pytest
 
 from ir.errors import PlanError
 from planner.solver import blocks as folding
-from planner.solver import reductions
+from planner.solver import dominance, reductions
 from planner.solver.elimination import solve
 from planner.solver.factors import FactorGraph
+from planner.solver.gathered import Gathered
 from planner.solver.polytope import integer_program, linear_program
 
 
@@ -103,7 +104,7 @@ def test_dominance_formed_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPat
     graph = grid(4, 4, 7)
     monkeypatch.setattr(reductions, "TABLE_LIMIT", 8)
     whole = solve(graph)
-    monkeypatch.setattr(reductions, "CHUNK", 16)
+    monkeypatch.setattr(dominance, "CHUNK", 16)
     assert solve(graph) == whole
 
 
@@ -133,25 +134,51 @@ def dominated(seed: int) -> list[np.ndarray]:
     return tables
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_dominance_by_rounds_is_dominance_of_all_pairs(seed: int) -> None:
+def dominated_by_definition(tables: list[np.ndarray]) -> list[bool]:
+    """Of each state whether another is at least as good whatever happens in every table; of equal ones all but the first."""
+
+    def beats(j: int, i: int) -> bool:
+        with np.errstate(invalid="ignore"):
+            worst = [np.where(np.isinf(t[i]), -np.inf, t[j] - t[i]).max() for t in tables]
+        return sum(worst) <= 0
+
+    states = range(len(tables[0]))
+    return [any(beats(j, i) and (j < i or not beats(i, j)) for j in states if j != i) for i in states]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dominance_is_that_of_all_pairs_over_all_columns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = dominated(seed)
-    truth = reductions.undominated(tables)
-    assert (reductions._undominated_by_rounds(tables, thorough=True) == truth).all()
-    some = reductions._undominated_by_rounds(tables, thorough=False)
-    assert (some >= truth).all()
+    truth = np.logical_not(dominated_by_definition(tables))
+    given = [Gathered.of(t) for t in tables]
+    assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "CHUNK", 64)
+    assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    assert (dominance.undominated(given) >= truth).all()
 
 
-def test_dominance_that_ends_early_still_finds_most() -> None:
-    tables = [np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50))] * 2
-    assert np.flatnonzero(reductions._undominated_by_rounds(tables, thorough=False)).tolist() == [0]
+def test_dominance_of_the_rows_of_a_gathered_table_is_that_of_its_states() -> None:
+    tables = dominated(3)
+    twice = np.repeat(np.arange(len(tables[0])), 2)
+    found = dominance.undominated([Gathered(t, (twice, np.arange(t.shape[1]))) for t in tables])
+    once = dominance.undominated([Gathered.of(t) for t in tables])
+    assert (found[::2] == once).all()
+    assert not found[1::2].any()
+
+
+def test_dominance_that_ends_early_still_finds_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    tables = [Gathered.of(np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50)))] * 2
+    assert np.flatnonzero(dominance.undominated(tables)).tolist() == [0]
 
 
 def test_heavy_eliminations_wait_for_dominance(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, blocks = layers(4, 11, equal=True)
     truth = integer_program(graph).cost
     monkeypatch.setattr(folding, "HEAVY", 8)
-    monkeypatch.setattr(reductions, "FEW_PAIRS", 0)
+    monkeypatch.setattr(reductions, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
     assert solve(graph, blocks).cost == pytest.approx(truth, abs=1e-6)
 
 
@@ -162,12 +189,3 @@ def test_the_work_of_an_elimination_is_limited_apart_from_what_it_leaves(monkeyp
     beyond = solve(graph)
     assert beyond.method in ("lp", "milp")
     assert beyond.cost == pytest.approx(least, abs=1e-6)
-
-
-def test_states_that_a_table_cannot_tell_apart_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(5)
-    large, small = rng.integers(0, 2, (6, 1, 40)).astype(float), rng.random((1, 3, 40))
-    plain = reductions._minimum([large, small], (6, 3))
-    monkeypatch.setattr(reductions, "MANY", 1)
-    assert reductions._minimum([large, small], (6, 3)) == pytest.approx(plain)
-    assert reductions._without_twins([np.repeat(large, 3, axis=0), small], (18, 3))[0].shape[-1] <= 40
