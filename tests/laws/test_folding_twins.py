@@ -78,8 +78,8 @@ def test_layers_that_are_placed_otherwise_are_no_run() -> None:
     )  # fmt: skip
     told, whole, other = (foretell(model, COST, p, small=n) for p, n in ((plan, 0), (plan, 10**9), (small, 10**9)))
     assert whole["peak_gib"] > 1.1 * other["peak_gib"]
-    assert told["step_s"] == pytest.approx(whole["step_s"], rel=2e-3)
-    assert told["peak_gib"] == pytest.approx(whole["peak_gib"], rel=2e-3)
+    assert told["step_s"] == pytest.approx(whole["step_s"], rel=0.01)
+    assert told["peak_gib"] == pytest.approx(whole["peak_gib"], rel=0.01)
 
 
 @pytest.mark.parametrize(("family", "c"), CASES, ids=str)
