@@ -9,6 +9,7 @@ from typing import Any
 from ir.units import DTYPE_BYTES
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.chunks import in_chunks
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
 from planner.orders import OWN, is_plain, kept
@@ -21,12 +22,12 @@ class Footprint:
 
     bounds: Bounds
     optimizer: Mapping[str, Any]
-    _saved: dict[str, Sequence[float]] = field(default_factory=dict)
+    _saved: dict[tuple[str, bool], Sequence[float]] = field(default_factory=dict)
     _state: list[float] = field(default_factory=list)
 
     def least_bytes(self, c: Candidate) -> float:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
-        state, saved = self.state(), self.saved(c.recompute)
+        state, saved = self.state(), self.saved(c.recompute, c.loss_chunks > 1)
         num_samples = c.mbs * c.dp
         stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
@@ -37,7 +38,7 @@ class Footprint:
 
     def even_bytes(self, c: Candidate) -> float:
         """Bytes of a rank if all of them had the same share, of what the schedule keeps on its first rank as well: no bound, an order."""
-        state, saved = sum(self.state()), sum(self.saved(c.recompute))
+        state, saved = sum(self.state()), sum(self.saved(c.recompute, c.loss_chunks > 1))
         num_kept = kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces)
         return (state + num_kept * c.mbs * c.dp * saved) / (c.pp * c.stage_ranks)
 
@@ -50,10 +51,11 @@ class Footprint:
         ranks = [chosen.rank_of(i, c.pp) for i in range(len(stages) * chosen.copies)]
         return [sum(stages[i % len(stages)] for i, r in enumerate(ranks) if r == rank) for rank in ranks[: len(stages)]]
 
-    def saved(self, recompute: str) -> Sequence[float]:
+    def saved(self, recompute: str, in_loss_chunks: bool = False) -> Sequence[float]:
         """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward; of selective recompute at least."""
-        if recompute not in self._saved:
-            one, two = (self.bounds.graph(num_samples) for num_samples in (1, 2))
+        key = recompute, in_loss_chunks
+        if key not in self._saved:
+            one, two = (in_chunks(self.bounds.graph(num_samples), 1 + in_loss_chunks) for num_samples in (1, 2))
             facts = analyse(one, block_layers(one) if recompute == "full" else ())
             out = [0.0] * one.num_layers
 
@@ -66,8 +68,8 @@ class Footprint:
                 if one.op(n).copies:
                     continue  # whoever reads the copy reads the original
                 out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if keeps(t, n.layer))
-            self._saved[recompute] = out
-        return self._saved[recompute]
+            self._saved[key] = out
+        return self._saved[key]
 
     def state(self) -> Sequence[float]:
         """Bytes of every layer's parameters, of one gradient for each, and of what the optimizer keeps; a tied parameter counts where it is read first."""

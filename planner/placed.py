@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ir.boxing import Link
+from ir.boxing import Link, axis_sets
 from ir.errors import PlanError
 from ir.graph import Node
 from ir.op import Rule
@@ -182,9 +182,11 @@ class _Reader:
     # ---- all axes ----------------------------------------------------------------------------------------------------------------------------------
 
     def _links(self) -> tuple[Link, ...]:
-        """What a collective costs on every axis, nothing where there is one rank."""
-        tables = self.problem.tables
-        return self._on_all_axes(axis_links(tables.pricing, tables.axes, tables.mesh_shape), (0.0, 0.0))
+        """What a collective costs on every axis and on every two, nothing where one has one rank."""
+        tables, axes = self.problem.tables, self.problem.axes
+        found = zip(axis_sets(len(tables.axes)), axis_links(tables.pricing, tables.axes, tables.mesh_shape), strict=True)
+        known = {tuple(tables.axes[axis] for axis in joined): link for joined, link in found}
+        return tuple(known.get(tuple(axes[axis] for axis in joined), (0.0, 0.0)) for joined in axis_sets(len(axes)))
 
     def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
         given = iter(state)

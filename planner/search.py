@@ -29,7 +29,7 @@ from planner.frontends.model import Model
 from planner.hints import Hint
 from planner.lessons import Lessons
 from planner.optimizers import with_defaults
-from planner.reasons import why
+from planner.reasons import advice, why
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -169,14 +169,10 @@ class _Search:
             if c not in might:
                 self._put_off(c)
         try:
-            while self.waiting and not self._is_enough():
-                promising = self._next()
-                if promising is None:
-                    break
-                self._try(promising)
-                self.waiting.remove(promising)
+            self._explore()
             self._try_schedules()
             self._try_put_off()
+            self._try_loss_chunks()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -190,6 +186,30 @@ class _Search:
         for c in self.waiting:
             self.left_out += map(self.evaluator.bounds.lower_bound_s, self._variants(c))
         return self._result()
+
+    def _explore(self) -> None:
+        """Evaluates what waits, as long as something is promising."""
+        while self.waiting and not self._is_enough():
+            promising = self._next()
+            if promising is None:
+                break
+            self._try(promising)
+            self.waiting.remove(promising)
+
+    def _try_loss_chunks(self) -> None:
+        """Where nothing fits, head and loss over chunks of tokens."""
+        if self.found or "loss_chunks" in self.evaluator.fix:
+            return
+        missing = {e.candidate: e.memory.peak_bytes - self.evaluator.usable_bytes for e in self.too_big}
+        may = [c for c in map(self.evaluator.in_loss_chunks, self.space) if c.loss_chunks > 1 and self.evaluator.may_fit(c)]
+        may = [c for c in may if missing.get(replace(c, loss_chunks=1), 0.0) <= self.evaluator.logit_bytes(c)]
+        self.space = (*self.space, *may)
+        self.waiting = _ordered(self.evaluator.bounds, may)
+        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
+        self._explore()
+        if self.found:
+            self.too_big.clear()
+            self._try_schedules()
 
     def _variants(self, c: Candidate) -> tuple[Candidate, ...]:
         """The point under every schedule that is open, itself first."""
@@ -361,8 +381,9 @@ class _Search:
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
         num = sum(len(self._variants(c)) for c in self.space)
+        told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, self.evaluator.cluster))} for i, p in enumerate(best, 1))
         return Result(
-            tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), num,
+            tuple(replace(p, predicted={**p.predicted, **words}) for p, words in zip(best, told, strict=True)), num,
             self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
         )  # fmt: skip
 
