@@ -191,6 +191,8 @@ def test_dominance_is_that_of_all_pairs_over_all_columns(seed: int, monkeypatch:
     truth = np.logical_not(dominated_by_definition(tables))
     given = [Gathered.of(t) for t in tables]
     assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "FEW", 0)
+    assert (dominance.undominated(given) == truth).all()
     monkeypatch.setattr(dominance, "CHUNK", 64)
     assert (dominance.undominated(given) == truth).all()
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
@@ -208,6 +210,7 @@ def test_dominance_of_the_rows_of_a_gathered_table_is_that_of_its_states() -> No
 
 def test_dominance_that_ends_early_still_finds_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
     tables = [Gathered.of(np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50)))] * 2
     assert np.flatnonzero(dominance.undominated(tables)).tolist() == [0]
 
@@ -218,6 +221,7 @@ def test_heavy_eliminations_wait_for_dominance(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(folding, "HEAVY", 8)
     monkeypatch.setattr(reductions, "MANY_STATES", 1)
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
     assert solve(graph, blocks).cost == pytest.approx(truth, abs=1e-6)
 
 
