@@ -50,7 +50,8 @@ def slowed_s(
         return seconds
     rank = np.array([a.rank for a in program.actors])[sweep.actor]
     ranks = [(np.flatnonzero((rank == r) & (weight > 0)), np.flatnonzero((rank == r) & (weight == 0))) for r in np.unique(rank[weight > 0])]
-    alone, losses, slowed = np.asarray(seconds, np.float64), np.asarray(lost, np.float64), seconds
+    alone, losses = np.asarray(seconds, np.float64), np.asarray(lost, np.float64)
+    slowed = alone
     firings = np.bincount(sweep.actor, minlength=len(alone))
     for _ in range(ROUNDS):
         start, end = sweep.times(slowed, added)
@@ -59,7 +60,8 @@ def slowed_s(
             moments, crowded_s = _crowded(start[:, comm], end[:, comm], weight[comm])
             beside[rest] = np.interp(end[-1, rest], moments, crowded_s) - np.interp(start[-1, rest], moments, crowded_s)
         slowed = alone + losses * np.bincount(sweep.actor, beside, len(alone)) / firings
-    return slowed
+    found: list[float] = slowed.tolist()
+    return found
 
 
 def _crowded(start: Floats, end: Floats, weight: Floats) -> tuple[Floats, Floats]:

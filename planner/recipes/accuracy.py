@@ -195,8 +195,14 @@ def _set_by_hand() -> str:
     told += [f"{r.name} {name} {on[name]:g} on {gpu}..." for r in releases() for gpu, on in r.on.items() for name in costs if name in on]
     return (
         "Chosen by hand with these tables in view, and so to be counted with what was fitted: what a release's kernels take over the best ones of a device ("
-        + ", ".join(told) + "), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
+        + ", ".join(told) + "), the host's time of a layer with experts (" + _values("experts_host") + " times one without) and what shows of messages "
+        f"between stages ({_values('shown_hops')}), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
     )  # fmt: skip
+
+
+def _values(name: str) -> str:
+    """The figures of all releases, once each."""
+    return " or ".join(f"{value:g}" for value in sorted({getattr(r, name) for r in releases()}))
 
 
 def _share(name: str, value: float, expected: float | None) -> str:

@@ -24,7 +24,8 @@ class Release:
     `grouped_cost`, `grouped_low_cost`: the same of the products of experts, in 16 bits and in fp8 or less. `grad_bytes`: of an element in the data-parallel
     reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
     every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
-    over that in a forward, `experts_host` in a layer with experts over that in one without. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
+    over that in a forward, `experts_host` in a layer with experts over that in one without. `always_sp`, `least_zero`: tensor parallelism comes with sequence
+    parallelism, and optimizer states are sharded, said or not.
     `bucket`: parameters that one reduction beside the backward takes at least, and for each data-parallel rank; none where all are reduced at once.
     `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes while a collective runs.
     `shown_hops`: the part of messages between stages that no pass hides.
