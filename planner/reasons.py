@@ -8,7 +8,7 @@ from typing import Any
 
 from ir.cluster import Cluster
 from ir.plan import Plan
-from ir.units import GIB, nbytes, seconds
+from ir.units import DTYPE_BYTES, GIB, nbytes, seconds
 
 PARTS = {
     "compute_s": "compute", "exposed_comm_s": "communication that nothing hides", "bubble_s": "pipeline bubble", "optimizer_s": "optimizer",
@@ -61,26 +61,35 @@ def largest_difference(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> 
 def advice(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """What to do where the network between nodes is too slow for the plan: one node alone, or more microbatches before gradients are reduced.
 
-    One node is taken to compute as its part of the plan does, in as many times the microbatches, and to hide its own communication.
+    One node is taken to compute as its part of the plan does, in as many times the microbatches, and to hide its own communication. Gradients that accumulate
+    cross in float32.
     """
-    predicted = plan.predicted
+    predicted, rows = plan.predicted, plan.predicted["comm"]
     num_nodes = len({cluster.devices[rank].node for stage in plan.stages for rank in stage.ranks})
     step_s, exposed_s = predicted["step_s"], predicted["breakdown"]["exposed_comm_s"]
-    if num_nodes < 2 or not predicted["comm"]:
+    if num_nodes < 2 or not rows:
         return ()
+    alone_s = num_nodes * (step_s - exposed_s)
     out = []
-    if num_nodes * (step_s - exposed_s) < step_s:
-        alone = f"one node alone would take about {seconds(num_nodes * (step_s - exposed_s))} if the model fits there"
+    if alone_s < step_s:
+        alone = f"one node alone would take about {seconds(alone_s)} if the model fits there"
         out.append(f"prefer one node: {exposed_s / step_s:.0%} of the step is {PARTS['exposed_comm_s']}; {alone}")
+    dp = [row for row in rows if row["axis"] == "dp"]
+    if sum(row["exposed_s"] for row in dp) > SHOWN * step_s:
+        out.append(_less_often(plan, num_nodes, dp))
+    return tuple(out)
+
+
+def _less_often(plan: Plan, num_nodes: int, dp: Sequence[Mapping[str, Any]]) -> str:
     zero, num = plan.layout["zero"], plan.num_microbatches
-    dp_s = sum(row["exposed_s"] for row in predicted["comm"] if row["axis"] == "dp")
-    if dp_s <= SHOWN * step_s:
-        return tuple(out)
     if zero == 3 or (zero == 2 and num > 1):
         what = "parameters" if zero == 3 else "gradients"
-        return (*out, f"shards of {what} cross the network in every microbatch: with ZeRO 1 they do so once a step, if that fits (--fix zero=1)")
-    each_s = (step_s - dp_s) / num
-    even, few = math.ceil(dp_s / ((num_nodes - 1) * each_s)), math.ceil(dp_s * (1 / LITTLE - 1) / each_s)
+        return f"shards of {what} cross the network in every microbatch: with ZeRO 1 they do so once a step, if that fits (--fix zero=1)"
+    once_s = sum(row["exposed_s"] for row in dp)
+    each_s = (plan.predicted["step_s"] - once_s) / num
+    if zero == 2:
+        once_s += (DTYPE_BYTES["float32"] / DTYPE_BYTES[plan.dtype] - 1) * sum(row["time_s"] for row in dp if row["kind"] == "reduce_scatter")
+    even, few = math.ceil(once_s / ((num_nodes - 1) * each_s)), math.ceil(once_s * (1 / LITTLE - 1) / each_s)
     over = f"{num_nodes} nodes overtake one from {even} microbatches a step on (--batch {even * plan.microbatch})"
     little = f"the reduction is {LITTLE:.0%} of the step with {few} (--batch {few * plan.microbatch})"
-    return (*out, f"accumulate more before gradients are reduced: {over + ', ' if even > num else ''}{little}")
+    return f"accumulate more before gradients are reduced: {over + ', ' if even > num else ''}{little}"
