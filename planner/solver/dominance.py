@@ -13,6 +13,9 @@ from planner.solver.gathered import Gathered, Index, Table, distinct
 MANY_STATES = 1 << 10
 """States of which all pairs are judged."""
 
+FEW = 1 << 18
+"""Entries of all pairs up to which all columns are looked at at once."""
+
 CHUNK = 1 << 22
 """Entries that a test of dominance forms at a time."""
 
@@ -38,8 +41,10 @@ def undominated(tables: Sequence[Gathered]) -> NDArray[np.bool_]:
     The states are the rows of every table. Up to `MANY_STATES` all pairs are judged. Of more states the cheapest try first, `ROUND` at a time, to beat whatever
     is left, until a round beats fewer than it has: some dominated states stay.
     """
+    num = len(tables[0].classes[0])
+    if num * num * sum(table.base.shape[1] for table in tables) <= FEW:
+        return _undominated_of_few(tables)
     lines = [_Lines(table) for table in tables]
-    num = len(lines[0].classes)
     better_first = _better_first(lines, None if num <= MANY_STATES else SAMPLE)
     rank = np.empty(num, dtype=np.intp)
     rank[better_first] = np.arange(num)
@@ -54,6 +59,17 @@ def undominated(tables: Sequence[Gathered]) -> NDArray[np.bool_]:
         if alive[rows].sum() > len(rows) - len(better):
             break
     return alive
+
+
+def _undominated_of_few(tables: Sequence[Gathered]) -> NDArray[np.bool_]:
+    """All pairs over all columns at once."""
+    states = np.arange(len(tables[0].classes[0]))
+    worse = np.zeros((len(states), len(states)))
+    for table in tables:
+        mine = np.minimum(table.base, NEVER)[table.classes[0]]
+        worse += (np.minimum(mine, NEVER / 10)[None] - mine[:, None]).max(axis=-1)
+    beaten = (worse <= 0) & ((worse.T > 0) | (states[None, :] < states[:, None]))
+    return np.logical_not(beaten.any(axis=1))
 
 
 class _Lines:

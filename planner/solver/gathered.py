@@ -58,7 +58,7 @@ class Gathered:
         out = self.base
         for axis, (classes, chosen) in enumerate(zip(self.classes, states, strict=True)):
             wanted = classes[chosen]
-            if len(wanted) != out.shape[axis] or (wanted != np.arange(len(wanted))).any():
+            if not np.array_equal(wanted, np.arange(out.shape[axis])):
                 out = out.take(wanted, axis=axis)
         return out
 
@@ -71,10 +71,8 @@ class Gathered:
     def take(self, states: Index, axis: int) -> Gathered:
         """With these states of an axis alone, in this order."""
         first, number = distinct(self.classes[axis][states])
-        base = self.base
         wanted = self.classes[axis][states[first]]
-        if len(wanted) != base.shape[axis] or (wanted != np.arange(len(wanted))).any():
-            base = base.take(wanted, axis=axis)
+        base = self.base if np.array_equal(wanted, np.arange(self.base.shape[axis])) else self.base.take(wanted, axis=axis)
         return Gathered(base, (*self.classes[:axis], number, *self.classes[axis + 1 :]))
 
     def diagonal(self, axis: int, image: Index, other: int) -> Gathered:
@@ -111,6 +109,9 @@ def distinct(*keys: Index) -> tuple[Index, Index]:
     >>> [found.tolist() for found in distinct(np.array([4, 4, 1, 4]), np.array([0, 0, 0, 7]))]
     [[0, 2, 3], [0, 0, 1, 2]]
     """
+    states = np.arange(len(keys[0]))
+    if any(np.array_equal(key, states) for key in keys):
+        return states, states
     code = keys[0]
     for key in keys[1:]:
         most = int(key.max(initial=0)) + 1
@@ -126,6 +127,8 @@ def distinct(*keys: Index) -> tuple[Index, Index]:
 
 def least_of_classes(costs: Table, number: Index) -> Table:
     """The minimum over the states of each class along the last axis."""
+    if np.array_equal(number, np.arange(len(number))):
+        return costs
     order = np.argsort(number, kind="stable")
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))
     return np.asarray(np.minimum.reduceat(costs[..., order], starts, axis=-1))

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +40,8 @@ class Image:
     source: int
     table: Index
 
-    def state(self, states: Sequence[int]) -> int:
-        return int(self.table[states[self.source]])
+    def undo(self, states: list[int]) -> None:
+        states[self.var] = int(self.table[states[self.source]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,20 @@ class Best:
     scopes: tuple[Scope, ...]
     tables: tuple[Gathered, ...]
 
-    def state(self, states: Sequence[int]) -> int:
+    def undo(self, states: list[int]) -> None:
         total = sum(table[tuple(states[v] for v in scope)] for scope, table in zip(self.scopes, self.tables, strict=True))
-        return int(np.argmin(total))
+        states[self.var] = int(np.argmin(total))
 
 
-Undo = Image | Best
+class Undo(Protocol):
+    """A step of a reduction: what gives the variables that it took away their states, once those of all others are known."""
+
+    def undo(self, states: list[int]) -> None: ...
 
 
 def substitute_back(trail: Iterable[Undo], states: list[int]) -> None:
     for undo in reversed(list(trail)):
-        states[undo.var] = undo.state(states)
+        undo.undo(states)
 
 
 @dataclass

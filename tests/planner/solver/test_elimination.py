@@ -62,6 +62,45 @@ def test_equal_blocks_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == 1
 
 
+def two_rings(count: int, seed: int) -> tuple[FactorGraph, list[list[int]]]:
+    """A chain of blocks of two rings each, with a leaf on either: the first rings are equal in all blocks, of the second two kinds alternate."""
+    rng = np.random.default_rng(seed)
+    kinds = [[rng.random((4, 4)) for _ in range(6)] for _ in range(3)]
+    unary, edges, tables, blocks = [rng.random(4)], [], [], []
+    own = [rng.random(4) for _ in range(4)]
+    for k in range(count):
+        stream = len(unary) - 1
+        blocks.append([])
+        for kind in (kinds[0], kinds[1 + k % 2]):
+            i, j, leaf, after = range(len(unary), len(unary) + 4)
+            unary += own
+            edges += [(stream, i), (stream, j), (i, j), (j, leaf), (i, after), (j, after)]
+            tables += kind
+            blocks[-1] += [i, j, leaf, after]
+            stream = after
+        blocks[-1].pop()
+    return FactorGraph((4,) * len(unary), tuple(unary), tuple(edges), tuple(tables)), blocks
+
+
+def test_parts_that_blocks_have_in_common_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, blocks = two_rings(5, 2)
+    plain, truth = solve(graph), integer_program(graph).cost
+    calls = []
+    inside = folding._eliminate_inside
+    monkeypatch.setattr(folding, "_eliminate_inside", lambda *args: calls.append(args) or inside(*args))
+    found = solve(graph, blocks)
+    assert found.cost == pytest.approx(plain.cost, abs=1e-12)
+    assert graph.cost(found.states) == pytest.approx(truth, abs=1e-9)
+    assert len(calls) == 2 + 1 + 2  # two blocks, the ring that they share, and the other ring of each
+
+    calls.clear()
+    monkeypatch.setattr(folding, "LARGE", 0)
+    alone = solve(graph, [blocks[0], blocks[1]])
+    assert alone.cost == pytest.approx(truth, abs=1e-9)
+    assert graph.cost(alone.states) == pytest.approx(truth, abs=1e-9)
+    assert len(calls) == 1 + 2  # blocks that are like no other are left, their parts are not
+
+
 def test_a_grid_is_eliminated_within_the_table_limit_and_certified_or_closed_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = grid(5, 3, 1)
     within = solve(graph)
@@ -152,6 +191,8 @@ def test_dominance_is_that_of_all_pairs_over_all_columns(seed: int, monkeypatch:
     truth = np.logical_not(dominated_by_definition(tables))
     given = [Gathered.of(t) for t in tables]
     assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "FEW", 0)
+    assert (dominance.undominated(given) == truth).all()
     monkeypatch.setattr(dominance, "CHUNK", 64)
     assert (dominance.undominated(given) == truth).all()
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
@@ -169,6 +210,7 @@ def test_dominance_of_the_rows_of_a_gathered_table_is_that_of_its_states() -> No
 
 def test_dominance_that_ends_early_still_finds_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
     tables = [Gathered.of(np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50)))] * 2
     assert np.flatnonzero(dominance.undominated(tables)).tolist() == [0]
 
@@ -179,6 +221,7 @@ def test_heavy_eliminations_wait_for_dominance(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(folding, "HEAVY", 8)
     monkeypatch.setattr(reductions, "MANY_STATES", 1)
     monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
     assert solve(graph, blocks).cost == pytest.approx(truth, abs=1e-6)
 
 
