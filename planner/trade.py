@@ -169,7 +169,7 @@ def solve_within(trade: Trade, limit: float) -> Answer:
 def integer_within(trade: Trade, limit: float, seconds: float = math.inf) -> Answer | None:
     """All states, entries and ways given to HiGHS's branch and bound with one row for the bytes; None where nothing fits. The slow twin of `solve_within`.
 
-    After so many `seconds` the best that it knows, and its bound. Raises PlanError where it knows none.
+    After so many `seconds` the best that it knows, and its bound; where it knows no answer, one without states that takes for ever.
     """
     columns = _columns(trade)
     second, byte = max(float(np.abs(columns.seconds).max()), 1e-30), max(limit, 1.0)
@@ -186,6 +186,8 @@ def integer_within(trade: Trade, limit: float, seconds: float = math.inf) -> Ans
     )
     if found.status == 2:
         return None
+    if found.x is None and found.status == 1:
+        return Answer((), math.inf, 0.0, max(0.0, float(found.mip_dual_bound or 0.0) * second), 0.0)
     if found.x is None:
         raise PlanError(f"HiGHS could not solve the integer program of {len(columns.seconds)} columns: {found.message}")
     x = np.round(found.x)
