@@ -30,6 +30,7 @@ from planner.placement import search
 from planner.schedules import Orders
 from planner.schedules.auto import Effort, Limits, search_orders
 from planner.schedules.slot import Slot
+from planner.sketch import Sketches
 from planner.space import Space, layout_space, no_batch, split_experts, zero_space
 from planner.summary import layout
 from simulator.cost import CostModel
@@ -98,6 +99,10 @@ class Evaluator:
     @cached_property
     def footprint(self) -> Footprint:
         return Footprint(self.bounds, self.optimizer)
+
+    @cached_property
+    def sketches(self) -> Sketches:
+        return Sketches(self.bounds, self.footprint, self.memory_fraction, self.fix.get("zero"))
 
     def may_fit(self, c: Candidate) -> bool:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""

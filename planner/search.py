@@ -107,7 +107,7 @@ def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str,
     space = list(bases(evaluator.fix, cluster.num_devices, like.batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout keeps {dict(fix)} on {cluster.num_devices} devices with batch {like.batch}")
-    tried = [evaluator.evaluate(c) for c in _ordered(evaluator.bounds, space)[:4]]
+    tried = [evaluator.evaluate(c) for c in _ordered(evaluator, space)[:4]]
     fitting = [e for e in tried if e.fits(1.0)]
     return evaluator.simulate(min(fitting or tried, key=_by_estimate))
 
@@ -125,9 +125,9 @@ def _evaluator(
     return Evaluator(bounds, cluster, batch, optimizer, keep, memory_fraction)
 
 
-def _ordered(bounds: Bounds, space: Iterable[Candidate]) -> list[Candidate]:
+def _ordered(evaluator: Evaluator, space: Iterable[Candidate]) -> list[Candidate]:
     """The most promising first."""
-    return sorted(space, key=lambda c: (bounds.guess_s(c), str(c)))
+    return sorted(space, key=lambda c: (evaluator.sketches.step_s(c), str(c)))
 
 
 def _by_estimate(e: Evaluated) -> tuple[float, str]:
@@ -163,8 +163,9 @@ class _Search:
 
     def run(self) -> Result:
         might = {c for c in self.space if self.evaluator.may_fit(c)}
-        self.waiting = _ordered(self.evaluator.bounds, might)
-        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
+        guesses = {c: self.evaluator.sketches.step_s(c) for c in might}
+        self.waiting = sorted(might, key=lambda c: (guesses[c], str(c)))
+        self.lessons = Lessons(self.waiting, [guesses[c] for c in self.waiting])
         for c in self.space:
             if c not in might:
                 self._put_off(c)
