@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,13 +68,18 @@ class Bounds:
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
 
-def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False) -> list[float]:
-    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; equal kernels are priced once."""
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False, of: Collection[str] = ()) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; `of` these operators alone, if any are named.
+
+    Equal kernels are priced once.
+    """
     price = cost.floor_s if floor else cost.compute_s
     facts = analyse(graph, recompute)
     out = [0.0] * graph.num_layers
     known: dict[tuple[Any, ...], float] = {}
     for n in graph.nodes:
+        if of and n.op not in of:
+            continue
         fact, sizes, dtype = facts.node[n.name], graph.sizes(n), graph.tensors[n.outputs[0]].dtype
         times = 2 if n.name in facts.rerun else 1
         key = (n.op, times, tuple(sizes.items()), tuple(op.name for op in fact.grads))

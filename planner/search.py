@@ -48,6 +48,12 @@ SEARCH_SHARE = 0.5
 STUBBORN = 4
 """So many in a row that do not better the best end the search where nothing that waits promises to, and the comparison of schedules."""
 
+NUM_DEARER = 2
+"""Schedules of a layout that are tried at higher prices of memory where they do not fit at that of 1F1B: those that promise most."""
+
+SQUEEZED = 0.15
+"""The power of how many times too much a schedule keeps by which it is taken to be slower once it fits: twice as much costs a tenth of a step."""
+
 NUM_SEARCHED = 2
 """Layouts, the best ones, for which an order of their own is searched."""
 
@@ -240,9 +246,9 @@ class _Search:
     def _try(self, c: Candidate) -> None:
         """Evaluates one point under its first schedule, unless another speaks against it."""
         every = self._variants(c)
-        twin = replace(c, recompute="none")
-        if twin != c and any(e.candidate == twin and not e.price for e in self.found):
-            self.num_pruned += len(every)  # running layers again only costs time where the same candidate fits without, at no price
+        twins = [replace(c, recompute=what) for what in ("none", "selective") if what != c.recompute]
+        if any(e.candidate in twins and not e.price for e in self.found):
+            self.num_pruned += len(every)  # where the same fits at no price nothing runs again, and running it only costs time
             return
         if self._cannot_win(c):
             self.num_pruned += 1
@@ -251,7 +257,7 @@ class _Search:
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
         try:
-            this = self.evaluator.evaluate(c, self._worst_listed_s())
+            this = self.evaluator.evaluate(c, self._best_s())
         except PlanError as error:
             self._refuse(error)
             return
@@ -268,11 +274,6 @@ class _Search:
             raise error
         self.num_pruned += 1
         self.refused = self.refused or error
-
-    def _worst_listed_s(self) -> float:
-        """What a candidate must be faster than to be listed."""
-        times = sorted(e.estimate_s for e in self.found)
-        return times[self.top - 1] if len(times) >= self.top else math.inf
 
     def _cannot_win(self, c: Candidate) -> bool:
         times = sorted(e.estimate_s for e in self.found)
@@ -296,27 +297,38 @@ class _Search:
             self._search_order(e, k < NUM_SEARCHED and not self._is_late(SEARCH_SHARE))
 
     def _compare(self, e: Evaluated, others: Sequence[Candidate]) -> None:
-        """Times a layout under other schedules at its price of memory; the fastest that fits is a candidate of its own."""
+        """Times a layout under other schedules, first at its own price of memory; the fastest that fits is a candidate of its own."""
         if self.progress:
             self.progress(f"schedules of {e.candidate}", self.num_evaluated, self.num_evaluated + len(others))
         fitting: list[Evaluated] = []
+        dearer: list[Evaluated] = []
         slower = set[str]()
         for c in others:
             if c.schedule in slower:
                 self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
                 continue
-            this = self.evaluator.evaluate_at(c, e.price)
+            this = self.evaluator.evaluate_at(c, e.price, e.exposed)
             self.num_evaluated += 1
             if not this.fits(self.evaluator.memory_fraction):
                 slower.add(c.schedule)  # more stages a rank keep more
+                dearer.append(this)
                 continue
             if any(f.candidate.schedule == c.schedule and f.estimate_s <= this.estimate_s for f in fitting):
                 slower.add(c.schedule)  # more stages a rank gain nothing more
             fitting.append(this)
+        for d in sorted(dearer, key=self._fitted_s)[:NUM_DEARER]:
+            if self._fitted_s(d) < min([e.estimate_s, *(f.estimate_s for f in fitting)]):
+                this = self.evaluator.evaluate(d.candidate, e.estimate_s, above=e.price)
+                self.num_evaluated += 1
+                fitting += [this] if this.fits(self.evaluator.memory_fraction) else []
         fitting.sort(key=_by_estimate)
         is_better = fitting and (e not in self.found or fitting[0].estimate_s < e.estimate_s)
         self.found += fitting[:1] if is_better else []
         self.beaten += [f.floor_s for f in (fitting[1:] if is_better else fitting)]
+
+    def _fitted_s(self, e: Evaluated) -> float:
+        """What a draft that does not fit may take where it does."""
+        return e.estimate_s * (e.memory.peak_bytes / (self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes)) ** SQUEEZED
 
     def _search_order(self, e: Evaluated, wanted: bool) -> None:
         """The best order for the layout's own times, where it may gain something and is not too long to be searched for."""

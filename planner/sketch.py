@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.units import DTYPE_BYTES
-from planner.bounds import Bounds
+from planner.bounds import Bounds, kernel_seconds
 from planner.candidates import Candidate, block_layers, is_attention
 from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
@@ -56,20 +57,29 @@ class Sketches:
     footprint: Footprint
     memory_fraction: float
     zero: int | None = None
-    _kernels: dict[tuple[int, bool], tuple[Array, Array]] = field(default_factory=dict)
+    _seconds: dict[tuple[int, bool], tuple[Array, Array, Array]] = field(default_factory=dict)
     _known: dict[tuple[int, ...], Costs] = field(default_factory=dict)
     _talks: dict[tuple[str, float, int, int], float] = field(default_factory=dict)
 
     def step_s(self, c: Candidate) -> float:
         """Seconds of a step in the way, at the level of ZeRO, and with as much run again, at which it is fastest; longer where nothing fits."""
-        ways = (c,) if c.tp == 1 else (c, replace(c, tp=1, cp=c.cp * c.tp, context="gather"))
-        return min(self._way_s(way) for way in ways)
+        return min(self._way_s(way, apart) for way, apart in self._ways(c))
 
-    def _way_s(self, c: Candidate) -> float:
-        """Its layers cut over the ranks of `tp`; they may split sequences just as well, and each hold all parameters of its stage."""
+    def _ways(self, c: Candidate) -> Iterator[tuple[Candidate, int]]:
+        """What the ranks of `tp` may do: cut the layers, or all do everything, or cut the sequences, so that each holds all parameters of its stage, of experts
+        only its part maybe. With it how far apart the ranks are that share the experts."""
+        yield c, c.cp * c.tp
+        if c.tp > 1:
+            yield replace(c, tp=1), c.cp * c.tp
+            whole = replace(c, tp=1, cp=c.cp * c.tp, context="gather")
+            yield whole, c.cp * c.tp
+            if self._num_experts and self._num_experts % (c.ep * c.tp) == 0:
+                yield replace(whole, ep=c.ep * c.tp), c.cp
+
+    def _way_s(self, c: Candidate, apart: int) -> float:
         starts = [a for a, _ in self.bounds.stages(c.pp)]
         kernels = np.add.reduceat(self._kernel_s(c), starts)
-        spoken = np.add.reduceat(self._talk_s(c), starts)
+        spoken = np.add.reduceat(self._talk_s(c, apart), starts)
         levels = LEVELS if self.zero is None else (self.zero,)
         return min(self._at(c, starts, kernels, spoken, self._costs(c, level, starts)) for level in levels)
 
@@ -89,33 +99,48 @@ class Sketches:
             dropped = np.clip((saved - room) / np.maximum(saved - least, 1.0), 0.0, 1.0).max()
             again, full = float(np.interp(dropped, *self._reruns)), saved - dropped * (saved - least)
         stage = np.maximum(kernels * (1.0 + again) + zero.added_s + spoken, zero.each_s)
-        step_s = (c.num_microbatches - 1) * float(stage.max()) + float(stage.sum()) + float(zero.once_s.max())
+        step_s = (c.num_microbatches - 1) * float(stage.max()) + float(stage.sum()) + float(zero.once_s.max()) + 2 * (c.pp - 1) * self._hop_s(c)
         overfull = float(((zero.held + passing + full) / (zero.held + passing + room)).max())
-        return step_s * max(1.0, overfull) ** OVERFULL
+        return float(step_s * max(1.0, overfull) ** OVERFULL)
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------------------------
 
     def _kernel_s(self, c: Candidate) -> Array:
-        """By layer the kernels of a microbatch: what they take however few samples there are, and what ranks share that cut them."""
-        full = c.recompute == "full"
-        if (c.mbs, full) not in self._kernels:
-            known = min(c.mbs, SATURATED)
-            one, two, these = (np.array(self.bounds.layer_s(mbs, full)) for mbs in (1, 2, known))
-            fixed = np.maximum(0.0, 2 * one - two)
-            self._kernels[c.mbs, full] = fixed, (these - fixed) * (c.mbs / known)
-        fixed, shared = self._kernels[c.mbs, full]
-        return fixed + shared / (c.tp * c.cp)
+        """By layer the kernels of a microbatch: what they take however few samples there are, and what ranks share that cut them. Experts on `ep` ranks see
+        the samples of all of these."""
+        fixed, shared, of_experts = self._kernels(c.mbs, c.recompute == "full")
+        return fixed - of_experts * (1 - 1 / c.ep) + shared / (c.tp * c.cp)
 
-    def _talk_s(self, c: Candidate) -> Array:
+    def _kernels(self, mbs: int, full: bool) -> tuple[Array, Array, Array]:
+        """By layer the seconds of a microbatch that do not depend on the samples and those that do; of the former those of experts' products."""
+        known = min(mbs, SATURATED)
+        if (known, full) not in self._seconds:
+            cost, layers = self.bounds.cost, block_layers(self.bounds.graph(1)) if full else ()
+            one, two, these = (np.array(self.bounds.layer_s(n, full)) for n in (1, 2, known))
+            experts = [np.array(kernel_seconds(self.bounds.graph(n), cost, layers, of=EXPERT_PRODUCTS)) for n in (1, 2)]
+            fixed = np.maximum(0.0, 2 * one - two)
+            self._seconds[known, full] = fixed, these - fixed, np.clip(2 * experts[0] - experts[1], 0.0, fixed)
+        fixed, shared, of_experts = self._seconds[known, full]
+        return fixed, shared * (mbs / known), of_experts
+
+    def _talk_s(self, c: Candidate, apart: int) -> Array:
         """By layer what a microbatch says on the axes of tensors, experts and sequences, in both directions; once more where layers run again."""
         nbytes = c.mbs * self._stream / c.cp
         tensor_s = TALKS * self._spoken("all_reduce", nbytes, c.tp, 1)
-        alone = nbytes / c.tp
-        sent_s = self._spoken("all_to_all", c.mbs * self._slots / (c.cp * c.tp), c.ep, c.cp * c.tp)
-        gathered_s = self._spoken("all_gather", alone * c.ep, c.ep, c.cp * c.tp)
+        sent_s = self._spoken("all_to_all", c.mbs * self._slots / (c.cp * c.tp), c.ep, apart)
+        gathered_s = self._spoken("all_gather", nbytes / c.tp * c.ep, c.ep, apart)
         keys_s = 3 * self._spoken("all_gather", c.mbs * self._keys / c.tp, c.cp, c.tp) if not c.context.startswith("ring") else 0.0
         once = self._is_block * (tensor_s + keys_s) + self._has_experts * 4 * min(sent_s, gathered_s)
         return once * (1.5 if c.recompute == "full" else 1.0)
+
+    def _hop_s(self, c: Candidate) -> float:
+        """Seconds in which a microbatch goes from one stage to the next."""
+        if c.pp == 1:
+            return 0.0
+        key = ("hop", c.mbs * self._stream / (c.cp * c.tp), c.stage_ranks, 1)
+        if key not in self._talks:
+            self._talks[key] = self.bounds.cost.p2p_s(key[1], 0, c.stage_ranks)
+        return self._talks[key]
 
     def _zero(self, c: Candidate, level: int, starts: list[int]) -> Costs:
         """Parameters, gradients and states at a level of ZeRO: what is split is gathered before each use, gradients reduced in each microbatch."""
@@ -164,6 +189,12 @@ class Sketches:
         """Bytes that a layer sends to its experts of a sample."""
         graph = self.bounds.graph(1)
         return max((float(graph.tensors[n.outputs[0]].nbytes) for n in graph.nodes if n.op == "dispatch"), default=0.0)
+
+    @cached_property
+    def _num_experts(self) -> int:
+        """That divide into parts in every layer; 0 without experts."""
+        graph = self.bounds.graph(1)
+        return math.gcd(0, *(graph.sizes(n)["e"] for n in graph.nodes if n.op in EXPERT_PRODUCTS))
 
     @cached_property
     def _keys(self) -> float:
