@@ -23,8 +23,9 @@ from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
 from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, why_none
+from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, whole_variants, why_none
 from planner.evaluate import Evaluated, Evaluator
+from planner.foretell import SMALL
 from planner.frontends.model import Model
 from planner.hints import Hint
 from planner.lessons import Lessons
@@ -59,6 +60,9 @@ NUM_SEARCHED = 2
 
 LONGEST = 1024
 """Microbatches times ranks up to which an order is searched."""
+
+LEAST_WAIT = 0.1
+"""Share of a step that ranks must wait for schedules to be tried whose plans are written whole."""
 
 LEAST_GAIN = 0.01
 """Share of a step that ranks must wait for an order to be searched."""
@@ -162,6 +166,7 @@ class _Search:
     simulated: list[Evaluated] = field(default_factory=list)
     num_evaluated: int = 0
     num_pruned: int = 0
+    num_whole: int = 0
     in_vain: int = 0
     interrupted: bool = False
     refused: PlanError | None = None
@@ -183,6 +188,7 @@ class _Search:
                 self._try(promising)
                 self.waiting.remove(promising)
             self._try_schedules()
+            self._try_whole()
             self._try_put_off()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
@@ -347,6 +353,25 @@ class _Search:
         else:
             self.beaten.append(this.floor_s)
 
+    def _try_whole(self) -> None:
+        """Schedules of which there are no drafts, for the best layouts where ranks wait: each stands by the bound of its whole plan until it is simulated."""
+        graph = self.evaluator.bounds.graph(1)
+        for e in sorted((e for e in self.found if e.candidate.pp > 1), key=_by_estimate)[:NUM_SEARCHED]:
+            for c in whole_variants(replace(e.candidate, schedule="1f1b", vpp=1), self.evaluator.fix, graph):
+                self.num_whole += 1
+                is_small = c.num_microbatches * max(1, c.pieces) * len(graph.nodes) <= SMALL
+                if e.busy_s > e.estimate_s * (1 - LEAST_WAIT) or not is_small or not self.evaluator.may_fit(c) or self._is_late(SEARCH_SHARE):
+                    self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
+                    continue
+                if self.progress:
+                    self.progress(str(c), self.num_evaluated, self.num_evaluated + 1)
+                this = self.evaluator.evaluate_at(c, e.price, e.exposed)
+                self.num_evaluated += 1
+                if this.fits(self.evaluator.memory_fraction) and this.estimate_s < self._best_s():
+                    self.found.append(this)
+                else:
+                    self.beaten.append(this.floor_s)
+
     # ---- simulation ----------------------------------------------------------------------------------------------------------------------------------
 
     def _simulate(self, most: int) -> None:
@@ -373,7 +398,7 @@ class _Search:
         rest = [e.floor_s for e in self.found if e not in self.simulated]
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
-        num = sum(len(self._variants(c)) for c in self.space)
+        num = sum(len(self._variants(c)) for c in self.space) + self.num_whole
         return Result(
             tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), num,
             self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
