@@ -17,6 +17,7 @@ from planner.schedules import schedule
 from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
 
+
 @dataclass(frozen=True)
 class Bounds:
     """Of the candidates for one model, sequence length and dtype on one cluster. Graphs and kernel times are kept from one question to the next.

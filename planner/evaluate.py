@@ -1,4 +1,4 @@
-"""A candidate evaluated: drafted at the lowest price of memory at which it fits, its schedule chosen by the times of its stages; the best are simulated whole."""
+"""A candidate evaluated: drafted at a low price of memory at which it fits, its schedule chosen by the times of its stages; the best are simulated whole."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ class Footprint:
 
     @cached_property
     def _state(self) -> Sequence[float]:
-        return [float(x) for x in sum(row for kinds in self.parts.values() for row in kinds.values())]
+        rows = [row for kinds in self.parts.values() for row in kinds.values()]
+        return [float(x) for x in np.sum(rows, axis=0)]
 
     @cached_property
     def parts(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:

@@ -1,10 +1,11 @@
 """The search: from a model, a cluster and a batch to the best plans.
 
-Outside, every layout (data, tensor, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone and a guess that
-orders the work (`planner.bounds`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order each is evaluated under 1F1B
-(`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is left; while many are too big and
-nothing fits, the smallest come first. Then the layouts whose busiest rank has least to do are timed under every other schedule, and for the best an order of
-their own is searched. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
+Outside, every layout (data, tensor, expert, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone
+(`planner.bounds`) and a sketch that orders the work (`planner.sketch`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order
+each is evaluated under 1F1B (`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is
+left; while many are too big and nothing fits, the smallest come first. Then the layouts whose busiest rank has least to do are timed under every other
+schedule, for the best an order of their own is searched, and where ranks wait still, sequences in pieces and two copies of the parameters are tried. The best
+few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
 The same input gives the same plans, but where the time runs out.
 """
 
@@ -334,7 +335,8 @@ class _Search:
 
     def _fitted_s(self, e: Evaluated) -> float:
         """What a draft that does not fit may take where it does."""
-        return e.estimate_s * (e.memory.peak_bytes / (self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes)) ** SQUEEZED
+        usable = self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes
+        return float(e.estimate_s * (e.memory.peak_bytes / usable) ** SQUEEZED)
 
     def _search_order(self, e: Evaluated, wanted: bool) -> None:
         """The best order for the layout's own times, where it may gain something and is not too long to be searched for."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,7 @@ from planner.candidates import Candidate, block_layers, is_attention
 from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
 from planner.footprint import Footprint
-from planner.orders import is_plain
 from planner.pricing import work_of
-from planner.schedules import schedule
 
 Array = NDArray[np.float64]
 
@@ -84,23 +81,26 @@ class Sketches:
         return min(self._at(c, starts, kernels, spoken, self._costs(c, level, starts)) for level in levels)
 
     def _costs(self, c: Candidate, level: int, starts: list[int]) -> Costs:
+        """Kept for all microbatches and all that runs again."""
         key = (c.dp, c.tp, c.pp, c.ep, c.cp, level)
         if key not in self._known:
             self._known[key] = self._zero(c, level, starts)
         return self._known[key]
 
     def _at(self, c: Candidate, starts: list[int], kernels: Array, spoken: Array, zero: Costs) -> float:
-        share = c.mbs / (c.tp * c.cp)
-        saved, least = (share * np.add.reduceat(self._saved[kind], starts) * self._in_flight(c) for kind in ("full" if c.recompute == "full" else "none", "selective"))
+        """`kernels`, `spoken`: by stage the seconds of a microbatch. All stages run as much again as the fullest needs, as equal layers are placed alike."""
+        share, kept = c.mbs / (c.tp * c.cp), "full" if c.recompute == "full" else "none"
+        saved, least = (share * np.add.reduceat(self._saved[kind], starts) * self._in_flight(c, len(starts)) for kind in (kept, "selective"))
         passing = share * float(self._saved["none"].max())
-        room = self.memory_fraction * self.bounds.cost.cluster.devices[0].usable_bytes - zero.held - passing
+        usable = self.memory_fraction * self.bounds.cost.cluster.devices[0].usable_bytes
+        room = usable - zero.held - passing
         again, full = 0.0, saved
         if c.recompute == "selective":
             dropped = np.clip((saved - room) / np.maximum(saved - least, 1.0), 0.0, 1.0).max()
             again, full = float(np.interp(dropped, *self._reruns)), saved - dropped * (saved - least)
         stage = np.maximum(kernels * (1.0 + again) + zero.added_s + spoken, zero.each_s)
         step_s = (c.num_microbatches - 1) * float(stage.max()) + float(stage.sum()) + float(zero.once_s.max()) + 2 * (c.pp - 1) * self._hop_s(c)
-        overfull = float(((zero.held + passing + full) / (zero.held + passing + room)).max())
+        overfull = float((zero.held + passing + full).max()) / usable
         return float(step_s * max(1.0, overfull) ** OVERFULL)
 
     # ---- time ------------------------------------------------------------------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ class Sketches:
         return self._talks[key]
 
     @staticmethod
-    def _in_flight(c: Candidate) -> Array:
+    def _in_flight(c: Candidate, num_stages: int) -> Array:
         """By stage the microbatches that 1F1B keeps."""
-        return np.minimum(c.num_microbatches, c.pp - np.arange(c.pp)).astype(float)
+        return np.minimum(c.num_microbatches, num_stages - np.arange(num_stages)).astype(float)
 
     # ---- the model -------------------------------------------------------------------------------------------------------------------------------------
 
