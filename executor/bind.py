@@ -58,7 +58,7 @@ class Binder:
     def _compute(self, actor: Actor) -> Perform:
         op = catalogue(actor.work.op)
         outputs = actor.updates if actor.updates else actor.writes
-        if len(actor.reads) + len(actor.updates) != len(op.inputs) or len(outputs) != len(op.outputs):
+        if len(actor.reads) + len(actor.updates) != len(op.inputs) or len(outputs) != len(op.outputs) + (op.room is not None):
             raise ProgramError(f"actor `{actor.name}`: {op.sentence} does not fit reads {actor.reads}, updates {actor.updates}, writes {actor.writes}")
         if actor.updates and actor.writes:
             raise ProgramError(f"actor `{actor.name}` both updates {actor.updates} and writes {actor.writes}; an actor does one or the other")

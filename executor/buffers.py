@@ -21,7 +21,7 @@ class Buffers:
     """The slots of every register of a program on one backend.
 
     `slots[register]` has one array for each credit; item n lies in slot n % credits. Registers of one rank with the same arena share that arena's bytes,
-    each slot at its place (`Register.places`).
+    each slot at its place (`Register.places`); one that lies inside another shares that one's.
     """
 
     def __init__(self, program: Program, backend: Backend) -> None:
@@ -30,13 +30,17 @@ class Buffers:
         self.nbytes = 0
         arenas = {key: self._allocate(size) for key, size in _arena_sizes(program).items()}
         self.slots: dict[str, tuple[Array, ...]] = {}
-        for register in program.registers:
+        alone: dict[str, Array] = {}
+        for register in sorted(program.registers, key=lambda r: bool(r.inside)):
             _check(register)
-            if register.arena:
+            if register.inside:
+                raw, places = alone[register.inside], register.places
+            elif register.arena:
                 raw, places = arenas[register.rank, register.arena], register.places
             else:
                 stride = -(-register.nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
                 raw, places = self._allocate(stride * register.credits), tuple(i * stride for i in range(register.credits))
+                alone[register.name] = raw
             self.slots[register.name] = tuple(backend.view(raw, place, register.shape, register.dtype) for place in places)
 
     def _allocate(self, nbytes: int) -> Array:

@@ -22,7 +22,7 @@ LARGE = {
 }  # fmt: skip
 ATTRS: Mapping[str, Any] = {
     "eps": 1e-5, "salt": 1, "causal": True, "approximate": "tanh", "value": 1.0, "theta": 1e4, "lr": 1e-3, "beta1": 0.9, "beta2": 0.95,
-    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0, "parts": 4, "turn": 1,
+    "weight_decay": 0.1, "max_norm": 1.0, "momentum": 0.9, "max_distance": 128, "alpha": 1.702, "limit": 7.0, "cap": 30.0, "parts": 4, "turn": 1, "chunks": 4,
 }  # fmt: skip
 FAMILY_ATTRS: Mapping[str, Mapping[str, Any]] = {"dropout": {"p": 0.1}, "scale": {"factor": 1.0}, "total": {"factor": 1.0}, "balance": {"factor": 1.0}}
 FAMILY_LABELS: Mapping[str, Mapping[str, int]] = {"top_k": {"k": 2}, "dispatch": {"k": 2}, "combine": {"k": 2}, "expert_load": {"k": 2}, "pick": {"t": 1}}
@@ -59,9 +59,10 @@ class Sample:
         """A callable that runs the kernel on arrays of the module `xp` and returns the outputs, the same ones every time."""
         context = Context(xp, self.attrs, self.sizes, self.sizes, dict.fromkeys(self.sizes, 0), 1, 1, 1e-3)
         inputs, outputs = [xp.array(x) for x in self.inputs], self.outputs(xp)
+        room = [xp.full(self.op.room(self.sizes, self.attrs), 7.0, self.dtype)] if self.op.room else []
 
         def run() -> list[Any]:
-            self.op.kernel(context, *inputs, *outputs)
+            self.op.kernel(context, *inputs, *outputs, *room)
             return outputs
 
         return run

@@ -11,7 +11,8 @@ reads it.
 * p2p: the receiver copies.
 * Of a small collective the first member does the shares of all.
 
-Reductions run over the members in the order of the group, element by element, so a sum never depends on who came first.
+Reductions run over the members element by element, the one that reduces first, then the others in the order of the group: a sum never depends on who came
+first, and may be written where that member's operand lies.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _own(me: int, members: Sequence[Actor]) -> tuple[Move, ...]:
         for a, source in zip(members, sources, strict=True):
             if _overlap(source, target) != target:
                 raise ProgramError(f"reduce_scatter `{actor.name}` writes {target}, member `{a.name}` contributes {source} only")
-        everything = tuple((i, as_slices(target, source)) for i, source in enumerate(sources))
+        everything = tuple((i, as_slices(target, sources[i])) for i in _first(me, len(members)))
         return (Move(everything, ((me, as_slices(target, target)),)),)
     if actor.work.op == "shift":
         return (Move((((me - 1) % len(members), (...,)),), ((me, (...,)),)),)
@@ -118,18 +119,20 @@ def _chunk(me: int, num_members: int, num_elements: int) -> tuple[Move, ...]:
     sizes = split_sizes(num_elements, num_members)
     start = sum(sizes[:me])
     cuts = [*range(start, start + sizes[me], BLOCK), start + sizes[me]]
-    order = [me, *(i for i in range(num_members) if i != me)]
+    order = _first(me, num_members)
     return tuple(
-        Move(tuple((i, (slice(a, b),)) for i in range(num_members)), tuple((i, (slice(a, b),)) for i in order), flat=True)
-        for a, b in itertools.pairwise(cuts)
-        if a < b
+        Move(tuple((i, (slice(a, b),)) for i in order), tuple((i, (slice(a, b),)) for i in order), flat=True) for a, b in itertools.pairwise(cuts) if a < b
     )
+
+
+def _first(me: int, num_members: int) -> list[int]:
+    return [me, *(i for i in range(num_members) if i != me)]
 
 
 def _assembled(actor: Actor, me: int, sources: Sequence[Region], target: Region) -> tuple[Move, ...]:
     """One copy for each member that holds something of `target` which no member before it holds; the own piece first."""
     moves, taken = [], []
-    for i in (me, *(j for j in range(len(sources)) if j != me)):
+    for i in _first(me, len(sources)):
         piece = _overlap(sources[i], target)
         if piece is not None and piece not in taken:
             taken.append(piece)

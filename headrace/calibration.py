@@ -14,6 +14,7 @@ from ir.plan import Plan
 from ir.program import Program
 from ir.timeline import Timeline
 from planner import lower as planner_lower
+from planner.recipes.study import class_level
 from simulator import calibrate as levels
 from simulator.calibrate import Calibration, Sample
 
@@ -21,14 +22,18 @@ from simulator.calibrate import Calibration, Sample
 def calibrate(cluster: Cluster | str, plan: Plan | str | Path, step_s: float | None = None, measured: Sequence[str | Path] = ()) -> Calibration:
     """Corrects `cluster` by one measured step of `plan`, or by measured timelines (`headrace run --timeline`).
 
-    Of several timelines the last is kept back to test on, of a single one its later steps. Raises InputError where both or neither is given.
+    A step of `plan` is foretold as it was measured from now on; of all other plans as far as bundled families on such a GPU share what one of their runs takes
+    beyond its prediction, and further with every plan that is measured. Of several timelines the last is kept back to test on, of a single one its later steps.
+    Raises InputError where both or neither is given.
     """
     if (step_s is None) == (not measured):
         raise InputError("calibrate takes either --step-s, the seconds of one step, or --measured, timelines that were measured")
     devices = load_cluster(cluster) if isinstance(cluster, str) else cluster
     made = read_plan(plan)
     if step_s is not None:
-        return levels.calibrate(devices, (Sample(_program(made, devices), step_s),))
+        program = _program(made, devices)
+        found = levels.calibrate(devices, (Sample(program, step_s),))
+        return replace(found, cluster=levels.remembered(devices, program, found.level, class_level(devices.devices[0].name).of))
     samples = [_sample(path) for path in measured]
     if len(samples) > 1:
         return levels.calibrate(devices, samples[:-1], samples[-1:])

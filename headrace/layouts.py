@@ -9,7 +9,7 @@ from headrace.tables import Table
 from ir.units import nbytes, seconds
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too big"}
-DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "seq_chunks")
+DEGREES = ("dp", "tp", "pp", "cp", "ep", "vpp", "seq_chunks", "loss_chunks")
 
 
 def describe(layout: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def comm_table(comm: Sequence[Mapping[str, Any]]) -> Table:
         (
             str(c["axis"]),
             str(c["kind"]),
-            str(c["count"]),
+            f"{c['count']:.6g}",
             nbytes(c["nbytes"]),
             seconds(c["time_s"]),
             seconds(c["exposed_s"]) if c.get("exposed_s") is not None else "-",

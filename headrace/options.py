@@ -12,15 +12,18 @@ from typing import Any, NoReturn
 from headrace import __version__
 from headrace.documents import near
 from ir.errors import InputError
-from ir.units import dtype_name, is_floating
+from ir.units import DTYPE_ALIASES, DTYPE_BYTES, dtype_name, is_floating
 
-FIX_KEYS = ("dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+FIX_KEYS = (
+    "dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "loss_chunks", "recompute", "zero", "sp", "layout", "tp_plan",
+)  # fmt: skip
 FIX_HELP = (
     "what the plan must keep, of dp tp pp cp ep vpp mbs schedule zero sp, recompute (none, selective, full), cp_form (how attention goes over cp ranks: ring, "
-    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), layout and tp_plan (placements of "
-    "Mesh-TensorFlow and of transformers), and placements of tensors, such as h.*.mlp.up=[tp:S(2)]"
+    "gather, exchange), cp_order (zigzag, contiguous), seq_chunks (pieces that seq1f1b cuts a causal sequence into), loss_chunks (of a rank's tokens, "
+    "for head and loss one after the other), layout and tp_plan (placements of Mesh-TensorFlow and of transformers), and placements of tensors, such "
+    "as h.*.mlp.up=[tp:S(2)]"
 )
-FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks")
+FIX_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "seq_chunks", "loss_chunks")
 OPTIMIZERS = ("adamw", "sgd", "lamb", "adafactor", "adamw8bit", "muon")
 BACKENDS = ("numpy", "cupy", "null")
 
@@ -133,7 +136,8 @@ def dtype(text: str) -> str:
     try:
         name = dtype_name(text)
     except InputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        known = ", ".join(sorted(n for n in (*DTYPE_BYTES, *DTYPE_ALIASES) if is_floating(dtype_name(n))))
+        raise argparse.ArgumentTypeError(f"dtype `{text}` is not known; known are {known}") from error
     if not is_floating(name):
         raise argparse.ArgumentTypeError(f"`{text}` holds no weights: give a floating point dtype such as bf16 or fp32")
     return name
@@ -213,7 +217,7 @@ def _workload(p: Parser) -> None:
     p.add_argument("cluster", metavar="CLUSTER", help="`local`, NODESxGPUSxNAME such as 4x8xH100-SXM, a machine name (`headrace clusters`), or a cluster JSON")
     p.add_argument("--batch", "--global-batch", type=count, metavar="N", default=None, help="global batch in sequences (default: 8 a device)")
     p.add_argument("--seq", type=count, metavar="N", default=None, help="tokens of a sequence (default: the model's longest)")
-    p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, on `local` fp32)")
+    p.add_argument("--dtype", type=dtype, default=None, help="of weights and activations (default: bf16, fp16 where a device has no bf16, on `local` fp32)")
     names = ", ".join(OPTIMIZERS)
     p.add_argument("--optimizer", type=optimizer, metavar="NAME[:K=V,...]", default="adamw", help=f"{names}; with settings: adamw:beta2=0.99 (default: adamw)")
     p.add_argument("--lora", metavar="K=V,...", help="train adapters beside frozen products only, such as rank=16,alpha=32,targets=q,v (or PEFT's own keys)")
@@ -289,8 +293,15 @@ def _calibrate(p: Parser) -> None:
     p.add_argument("-o", "--output", metavar="FILE", required=True, help="write the corrected cluster")
 
 
+TABLES = (
+    "a table of runs, one a line, its first line naming the columns: id, family, arch (gpt, llama, moe, moe-mla), layers, hidden, heads, seq, gpu, n_gpus, "
+    "tp, pp, dp, gbs, schedule, precision, and as far as known release, machine, mbs, recompute, iter_time_s or another measurement (default: the bundled runs)"
+)
+"""What `validate` reads."""
+
+
 def _validate(p: Parser) -> None:
-    p.add_argument("runs", metavar="RUNS.csv", nargs="?", help="a table of measured runs (default: the bundled ones)")
+    p.add_argument("runs", metavar="RUNS.csv", nargs="?", help=TABLES)
 
 
 def _profile(p: Parser) -> None:

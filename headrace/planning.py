@@ -20,6 +20,7 @@ from planner import lower as planner_lower
 from planner.frontends.model import Model
 from planner.single import single_device
 from simulator import clusters
+from simulator.calibrate import of_program
 from simulator.cost import CostModel
 from simulator.engine import simulate as simulate_program
 from simulator.memory import ledger
@@ -128,7 +129,7 @@ def simulate(
     if ranks is None and made.num_ranks > ALL_RANKS:
         ranks = planner_lower.representatives(made, devices)
     program = planner_lower.lower(whole, made, ranks)
-    timeline = simulate_program(program, CostModel(devices), steps=steps)
+    timeline = simulate_program(program, CostModel(of_program(devices, program)), steps=steps)
     return Prediction(whole, devices, made, program, timeline, ledger(program, timeline, cluster=devices))
 
 
@@ -188,8 +189,8 @@ def cluster_of(plan: Plan, cluster: Cluster | str | None = None) -> Cluster:
 
 
 def default_dtype(cluster: Cluster) -> str:
-    """bfloat16 where every device has it, else float32."""
-    return "bfloat16" if all("bfloat16" in d.flops_per_s for d in cluster.devices) else "float32"
+    """The first of bfloat16, float16 and float32 that every device has."""
+    return next(dtype for dtype in ("bfloat16", "float16", "float32") if dtype == "float32" or all(dtype in d.flops_per_s for d in cluster.devices))
 
 
 def _model(model: Model | str) -> Model:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.documents import SCHEMA_VERSION
@@ -12,6 +12,7 @@ from ir.plan import Plan
 from ir.program import Program
 from ir.timeline import Timeline
 from planner.frontends.model import Model
+from planner.reasons import advice
 from planner.recipes.study import class_band
 from planner.summary import metrics
 from simulator.memory import Ledger
@@ -39,6 +40,7 @@ class Prediction:
             "schema_version": SCHEMA_VERSION, "kind": "simulation", "model": {"name": self.plan.model, "fingerprint": self.plan.model_fingerprint},
             "cluster": {"name": self.cluster.name, "fingerprint": self.cluster.fingerprint, "assumed": list(self.cluster.assumed)},
             "layout": dict(self.plan.layout), **found, "memory": self.memory(), "band": self.band(),
+            "advice": list(advice(replace(self.plan, predicted=found), self.cluster)),
         }  # fmt: skip
 
     def band(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Boxing: how a tensor goes from one placement to another.
 
-On one mesh axis every pair (source, destination) is one step: nothing, a local step (slice, zero, pad) or a collective. An nd boxing is the cheapest chain of
-such steps, found by Dijkstra over the placements of the mesh. A step on one axis may touch a dim only while no inner axis splits that dim: else the pieces that
-move would not be slices.
+On one mesh axis every pair (source, destination) is one step: nothing, a local step (slice, zero, pad) or a collective. A collective may also run over the
+ranks of two axes at once: an exchange where both are split before and after, a gather, a reduction. An nd boxing is the cheapest chain of such steps, found by
+Dijkstra over the placements of the mesh. A step may touch a dim on an axis only while no inner axis that keeps its placement splits that dim: else the pieces
+that move would not be slices.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ir.errors import SbpError
-from ir.mesh import Mesh
+from ir.mesh import JOINED, Mesh
 from ir.sbp import P_MAX, B, NdSbp, S, Sbp, local_region, local_shape
 
 LOCAL = ("slice", "zero", "pad", "keep")
@@ -24,12 +25,19 @@ COLLECTIVE = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change on one mesh axis: `kind` moves `src` to `dst` (whole nd placements that differ on axis number `axis` alone)."""
+    """One change on one mesh axis or two: `kind` moves `src` to `dst` (whole nd placements that differ on the axes of these numbers alone)."""
 
-    axis: int
+    axes: tuple[int, ...]
     kind: str
     src: NdSbp
     dst: NdSbp
+
+    def over(self, names: Sequence[str]) -> str:
+        """The axes by name, as `ir.mesh.Mesh.group` takes them."""
+        return JOINED.join(names[axis] for axis in self.axes)
+
+    def num_ranks(self, mesh_shape: Sequence[int]) -> int:
+        return math.prod(mesh_shape[axis] for axis in self.axes)
 
     @property
     def is_local(self) -> bool:
@@ -66,10 +74,27 @@ def legal(shape: Sequence[int], nd: NdSbp, mesh_shape: Sequence[int]) -> bool:
     return True
 
 
-def may_step(src: NdSbp, dst: NdSbp, axis: int) -> bool:
-    """Whether one step may change `axis`: no inner axis splits a dim that the step cuts or joins."""
-    touched = {s.dim for s in (src[axis], dst[axis]) if s.is_split}
-    return not any(s.is_split and s.dim in touched for s in src[axis + 1 :])
+def may_step(src: NdSbp, dst: NdSbp, *axes: int) -> bool:
+    """Whether one step may change `axes`: no other axis, inner to one of them, splits a dim that the step cuts or joins there."""
+    for axis in axes:
+        touched = {s.dim for s in (src[axis], dst[axis]) if s.is_split}
+        if any(s.is_split and s.dim in touched for i, s in enumerate(src[axis + 1 :], axis + 1) if i not in axes):
+            return False
+    return True
+
+
+def joint_kind(src: NdSbp, dst: NdSbp) -> str:
+    """The name of the collective over two axes at once, empty where there is none.
+
+    >>> from ir.sbp import P
+    >>> [joint_kind(*pair) for pair in (((S(0), S(0)), (S(1), S(1))), ((P, P), (S(0), S(1))), ((S(0), S(1)), (B, B)), ((P, S(0)), (B, B)))]
+    ['all_to_all', 'reduce_scatter', 'all_gather', '']
+    """
+    if all(s.is_split for s in src):
+        return "all_gather" if dst == (B, B) else "all_to_all" if all(s.is_split for s in dst) and src != dst else ""
+    if src[0] == src[1] and src[0].is_partial:
+        return "all_reduce" if dst == (B, B) else "reduce_scatter" if all(s.is_split for s in dst) else ""
+    return ""
 
 
 def step_nbytes(step: Step, shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int) -> tuple[int, int]:
@@ -82,23 +107,33 @@ Price = Callable[[Step], float]
 
 
 Link = tuple[float, float]
-"""What a collective costs on one mesh axis: (latency_s, seconds per byte that crosses a link)."""
+"""What a collective costs on one mesh axis, or on two at once: (latency_s, seconds per byte that crosses a link)."""
+
+
+def axis_sets(num_axes: int) -> tuple[tuple[int, ...], ...]:
+    """What a step may run over, in the order of the `links` of a plan: every axis, then every two.
+
+    >>> axis_sets(3)
+    ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2))
+    """
+    return (*((axis,) for axis in range(num_axes)), *itertools.combinations(range(num_axes), 2))
 
 
 def bytes_moved(shape: Sequence[int], mesh_shape: Sequence[int], itemsize: int, links: Sequence[Link] = ()) -> Price:
     """A price without a machine: bytes that cross a link per rank, and for local steps a twentieth of the bytes written, never 0.
 
-    With `links`, one for each mesh axis, seconds: the inner axis of a fast network is then used before the outer one of a slow network.
+    With `links`, one for each of `axis_sets`, seconds: the inner axis of a fast network is then used before the outer one of a slow network.
     """
-    links = tuple(links) or ((1e-6, 1.0),) * len(mesh_shape)
-    local_s_per_byte = min((per_byte for _, per_byte in links if per_byte), default=1.0) / 20
+    sets = axis_sets(len(mesh_shape))
+    known = dict(zip(sets, tuple(links) or ((1e-6, 1.0),) * len(sets), strict=True))
+    local_s_per_byte = min((per_byte for _, per_byte in known.values() if per_byte), default=1.0) / 20
 
     def price(step: Step) -> float:
         read, written = step_nbytes(step, shape, mesh_shape, itemsize)
-        n = mesh_shape[step.axis]
+        n = step.num_ranks(mesh_shape)
         if step.is_local:
             return written * local_s_per_byte + 1e-9
-        latency_s, per_byte = links[step.axis]
+        latency_s, per_byte = known[step.axes]
         return (2 * written if step.kind == "all_reduce" else max(read, written)) * (n - 1) / n * per_byte + latency_s
 
     return price
@@ -116,7 +151,7 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
         return ()
     counter = itertools.count()
     done: set[NdSbp] = set()
-    queue: list[tuple[float, int, tuple[tuple[int, str], ...], int, NdSbp, tuple[Step, ...]]] = [(0.0, 0, (), next(counter), src, ())]
+    queue: list[tuple[float, int, tuple[tuple[tuple[int, ...], str], ...], int, NdSbp, tuple[Step, ...]]] = [(0.0, 0, (), next(counter), src, ())]
     while queue:
         cost, collectives, _, _, here, steps = heapq.heappop(queue)
         if here == dst:
@@ -126,7 +161,7 @@ def chain(src: NdSbp, dst: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int
         done.add(here)
         for step in _moves(here, tuple(shape), tuple(mesh_shape), dst):
             if step.dst not in done:
-                lexical = tuple((s.axis, s.kind) for s in (*steps, step))
+                lexical = tuple((s.axes, s.kind) for s in (*steps, step))
                 heapq.heappush(queue, (cost + price(step), collectives + (not step.is_local), lexical, next(counter), step.dst, (*steps, step)))
     raise SbpError(f"no boxing leads from {src} to {dst}")
 
@@ -150,8 +185,20 @@ def _moves(here: NdSbp, shape: tuple[int, ...], mesh_shape: tuple[int, ...], goa
             if size > 1 and not may_step(here, dst, axis):
                 continue
             if legal(shape, dst, mesh_shape):
-                found.append(Step(axis, kind_1d(src, target), here, dst))
-    return tuple(found)
+                found.append(Step((axis,), kind_1d(src, target), here, dst))
+    return (*found, *joint_steps(here, shape, mesh_shape))
+
+
+def joint_steps(here: NdSbp, shape: Sequence[int], mesh_shape: Sequence[int]) -> Iterator[Step]:
+    """Every collective over two axes at once. Where one axis alone may change, it does so by itself, with fewer bytes."""
+    splits = tuple(map(S, range(len(shape))))
+    for a, b in itertools.combinations([axis for axis, n in enumerate(mesh_shape) if n > 1], 2):
+        for pair in ((B, B), *itertools.product(splits, repeat=2)):
+            kind = joint_kind((here[a], here[b]), pair)
+            dst = tuple(pair[0] if i == a else pair[1] if i == b else s for i, s in enumerate(here))
+            alone = [axis for axis in (a, b) if here[axis] != dst[axis]]
+            if kind and may_step(here, dst, a, b) and not (len(alone) == 1 and may_step(here, dst, *alone)) and legal(shape, dst, mesh_shape):
+                yield Step((a, b), kind, here, dst)
 
 
 # ---- between meshes ----------------------------------------------------------------------------------------------------------------------------------
@@ -231,11 +278,14 @@ __all__ = [
     "Piece",
     "Price",
     "Step",
+    "axis_sets",
     "bytes_moved",
     "cached_chain",
     "chain",
     "crossing",
     "crossing_ends",
+    "joint_kind",
+    "joint_steps",
     "kind_1d",
     "legal",
     "may_step",

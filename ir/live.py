@@ -23,7 +23,8 @@ Floats = NDArray[np.float64]
 class LiveMemory:
     """One rank's bytes over time: `by_class[c][i]` bytes of memory class c live from `times_s[i]` on.
 
-    A register that is changed in place, or constant, lives all the time. What is allocated is more: credits times nbytes of every register.
+    A register that is changed in place, or constant, lives all the time; one inside another from when it has been written: until then the other lives there.
+    What is allocated is more: credits times nbytes of every register.
     """
 
     rank: int
@@ -91,5 +92,5 @@ def _lives(timeline: Timeline, net: Net) -> Iterator[tuple[int, str, float, floa
         for k, opened in starts.items():
             closed = closes[k]
             for p, opening in enumerate(opens):
-                if (moment := opened[opening]) is not None:
+                if (moment := (closes[k] if r.inside else opened)[opening]) is not None:
                     yield r.rank, r.memory, moment, max([closed[nodes[p]] for nodes in ends]), r.nbytes

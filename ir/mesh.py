@@ -10,6 +10,9 @@ from typing import Any
 
 from ir.errors import PlanError
 
+JOINED = "+"
+"""Between the names of axes that something runs over at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -18,6 +21,8 @@ class Mesh:
     >>> mesh = Mesh(("dp", "tp"), (2, 4), tuple(range(8)))
     >>> mesh, mesh.coords(6), mesh.group(6, "tp"), mesh.group(6, "dp")
     (dp2 x tp4, (1, 2), (4, 5, 6, 7), (2, 6))
+    >>> mesh.group(6, "dp+tp") == mesh.ranks
+    True
     """
 
     axes: tuple[str, ...]
@@ -58,15 +63,15 @@ class Mesh:
         return self.ranks[place]
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on `axis` alone, in order of that axis."""
-        k = self.axes.index(axis)
-        at = self.coords(rank)
-        return tuple(self.rank_at((*at[:k], i, *at[k + 1 :])) for i in range(self.shape[k]))
+        """The ranks that differ from `rank` on `axis` alone, or on the axes of `dp+tp`, in the order of the mesh."""
+        joined = axis.split(JOINED)
+        ranges = [range(n) if name in joined else (i,) for name, n, i in zip(self.axes, self.shape, self.coords(rank), strict=True)]
+        return tuple(map(self.rank_at, itertools.product(*ranges)))
 
     def groups(self, axis: str) -> Iterator[tuple[int, ...]]:
         """Every group of `axis`; together they hold each rank once."""
-        k = self.axes.index(axis)
-        ranges = [range(n) if i != k else range(1) for i, n in enumerate(self.shape)]
+        joined = axis.split(JOINED)
+        ranges = [range(1) if name in joined else range(n) for name, n in zip(self.axes, self.shape, strict=True)]
         for at in itertools.product(*ranges):
             yield self.group(self.rank_at(at), axis)
 

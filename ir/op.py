@@ -120,7 +120,8 @@ class Context:
 
 
 Kernel = Callable[..., None]
-"""`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given. All arrays are C-contiguous."""
+"""`kernel(context, *inputs, *outputs)`, in the order of the sentence; writes into the outputs it is given. All arrays are C-contiguous. An operator with
+`room` is given an array of so many elements behind them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,8 @@ class Op:
     `stepped`: depends on the number of the step or the learning rate.
     `gathered`: inputs of which only as many elements are read as the first output has (the rows of a table). `integers`: outputs that are indices.
     `past`: the label of the positions that a causal operator looks back over (`ir.ops.over`).
+    `room(sizes, attrs)`: elements of memory that the kernel works in besides its operands, an array that it is given behind its outputs.
+    `moves(sizes, attrs)`: elements that it reads and writes, where that is more than every operand once.
     `flops_at(sizes, attrs, at, total)`: where the operations depend on where the shard lies, those of this shard; `flops` are then of the rank that has most.
     """
 
@@ -167,6 +170,8 @@ class Op:
     gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None
     past: str = ""
     flops_at: Callable[[Sizes, Attrs, Sizes, Sizes], float] | None = None
+    room: Callable[[Sizes, Attrs], int] | None = None
+    moves: Callable[[Sizes, Attrs], float] | None = None
 
     @property
     def sentence(self) -> str:
@@ -405,6 +410,7 @@ def op(
     grads: Sequence[str] = (), flops: Callable[[Sizes, Attrs], float] | None = None, forms: Mapping[str, str] | None = None, random: bool = False,
     gathered: str = "", copies: bool = False, integers: str = "", stepped: bool = False, gemm: Callable[[Sizes, Attrs], tuple[int, ...]] | None = None,
     past: str = "", flops_at: Callable[[Sizes, Attrs, Sizes, Sizes], float] | None = None,
+    room: Callable[[Sizes, Attrs], int] | None = None, moves: Callable[[Sizes, Attrs], float] | None = None,
 ) -> Op:  # fmt: skip
     """An operator from its sentence; label and operand sets are written as words separated by blanks, `...` stands for all leading labels.
 
@@ -415,7 +421,7 @@ def op(
     made = Op(
         name, ins, outs, kernel, frozenset(sums.split()), frozenset(maxes.split()), frozenset(whole.split()), groups, frozenset(stop.split()),
         tuple(grads), flops, dict(forms or {}), random=random, gathered=frozenset(gathered.split()), copies=copies, stepped=stepped, gemm=gemm,
-        integers=frozenset(integers.split()), past=past, flops_at=flops_at,
+        integers=frozenset(integers.split()), past=past, flops_at=flops_at, room=room, moves=moves,
     )  # fmt: skip
     unknown = sorted(n for group in groups for n in (group.operands - {o.name for o in ins}) | (group.outputs - {o.name for o in outs}))
     if unknown:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ir.boxing import Link
+from ir.boxing import Link, axis_sets
 from ir.errors import PlanError
 from ir.mesh import Mesh
 from ir.op import Rule
@@ -61,7 +61,9 @@ class Plan:
     `orders`: where the schedule is none of the catalogue, what each pipeline rank runs, as in `0F0 0F1 0B0 0B1`; else empty.
     `pieces`: tokens of each piece into which the schedule cuts a sequence; empty where sequences run whole.
     `context`: how attention goes over the mesh axis `cp`, a form of `planner.context` and, where sequences lie in zig-zag order, `zigzag`; else empty.
-    `links`: for each mesh axis what a collective costs there; every re-shard takes the cheapest chain under them (absent: the fewest bytes).
+    `loss_chunks`: over so many chunks of a rank's tokens head and loss are computed, 1 where all logits are made at once.
+    `links`: for each mesh axis, then for every two, what a collective costs there (`ir.boxing.axis_sets`); every re-shard takes the cheapest chain under them
+    (absent: the fewest bytes).
     """
 
     model: str
@@ -88,6 +90,7 @@ class Plan:
     orders: tuple[str, ...] = ()
     pieces: tuple[int, ...] = ()
     context: str = ""
+    loss_chunks: int = 1
 
     def mesh(self, stage: int) -> Mesh:
         return Mesh(self.axes, self.mesh_shape, self.stages[stage].ranks)
@@ -124,13 +127,14 @@ class Plan:
     def squeezed(self) -> Plan:
         """The same plan on a mesh without the axes of size 1, on which every placement is the same."""
         keep = [i for i, n in enumerate(self.mesh_shape) if n > 1]
+        links = zip(self.links, axis_sets(len(self.axes)), strict=True) if self.links else ()
 
         def some(values: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(values[i] for i in keep)
 
         return replace(
             self, axes=some(self.axes), mesh_shape=some(self.mesh_shape), rules={k: some(v) for k, v in self.rules.items()},
-            links=some(self.links) if self.links else (), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()},
+            links=tuple(link for link, axes in links if set(axes) <= set(keep)), hubs={k: Hub(*map(some, v)) for k, v in self.hubs.items()},
             params={k: ParamPlacement(*map(some, v)) for k, v in self.params.items()},
         )  # fmt: skip
 
@@ -151,7 +155,7 @@ class Plan:
             "rules": _group((k, [repr(r) for r in v]) for k, v in self.rules.items()),
             "hubs": _group((k, [nd(v.value), nd(v.cotangent)]) for k, v in self.hubs.items()),
             "reboxed": [list(pair) for pair in self.reboxed], "links": [list(link) for link in self.links], "orders": list(self.orders),
-            "pieces": list(self.pieces), "context": self.context,
+            "pieces": list(self.pieces), "context": self.context, "loss_chunks": self.loss_chunks,
         }  # fmt: skip
 
     @classmethod
@@ -181,7 +185,7 @@ class Plan:
                 {k: ParamPlacement(*map(nd, v)) for k, v in _ungroup(data["params"])},
                 tuple((t, n) for t, n in data["reboxed"]), dict(data["layout"]), dict(data["predicted"]),
                 tuple((float(latency_s), float(per_byte)) for latency_s, per_byte in data.get("links", ())), tuple(map(str, data.get("orders", ()))),
-                tuple(map(int, data.get("pieces", ()))), str(data.get("context", "")),
+                tuple(map(int, data.get("pieces", ()))), str(data.get("context", "")), int(data.get("loss_chunks", 1)),
             )  # fmt: skip
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanError(f"the plan document is incomplete or damaged ({error!r}); plan again") from error

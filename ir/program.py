@@ -46,7 +46,8 @@ class Register:
     `credits` slots; `initial` items are there before the first step (1 for parameters and optimizer state). `tensor` and `region` say which part of which
     logical tensor it is, `init` how its initial item starts. `memory` is the class it counts for in the ledger. `replica`: this rank holds a copy that another
     rank holds too and that counts there (norms, checkpoints). Registers of one rank with the same `arena` share memory: slot i lies at `offset` + i * nbytes,
-    or where `offsets`, one for each slot, say.
+    or where `offsets`, one for each slot, say. `inside`: another register in whose memory its one slot lies, at `offset`, because its writer writes over what
+    it reads there.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Register:
     arena: str = ""
     offset: int = 0
     offsets: tuple[int, ...] = ()
+    inside: str = ""
 
     @property
     def places(self) -> tuple[int, ...]:

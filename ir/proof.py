@@ -37,6 +37,8 @@ def well_formed(program: Program) -> None:
             raise ProgramError(f"two {what}s are called `{twice}`; names are unique in a program")
     for register in program.registers:
         _check_register(register)
+        if register.inside:
+            _check_inside(register, program)
     for actor in program.actors:
         _check_actor(program, actor)
     _check_producers(program)
@@ -88,6 +90,17 @@ def _check_actor(program: Program, a: Actor) -> None:
         raise ProgramError(f"actor `{a.name}` changes register `{twice}` and uses it once more; read, write and update distinct registers")
     for name in (*a.takes, *produced):
         _check_access(a, name, program.register.get(name))
+
+
+def _check_inside(r: Register, program: Program) -> None:
+    host = program.register.get(r.inside)
+    if host is None or host.inside or host.arena or host.rank != r.rank:
+        raise ProgramError(f"register `{r.name}` lies inside `{r.inside}`, which is no register with memory of its own on rank {r.rank}; name one that is")
+    if r.arena or r.initial or (r.credits, host.credits) != (1, 1) or r.offset + r.nbytes > host.nbytes:
+        raise ProgramError(
+            f"register `{r.name}` ({r.nbytes} bytes at {r.offset}, {r.credits} credits) does not fit into `{host.name}` ({host.nbytes} bytes, {host.credits} "
+            "credits); both need one credit, and neither an arena nor an initial item"
+        )  # fmt: skip
 
 
 def _check_access(a: Actor, name: str, register: Register | None) -> None:

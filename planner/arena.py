@@ -9,7 +9,7 @@ runs ahead), what is kept from the forward to the backward and what is held for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ class Life(NamedTuple):
     end: int
 
 
+Blocks = tuple[tuple[Life, int], ...]
+"""(life, bytes) each."""
+
+
 def share(program: Program, passes: Mapping[str, str]) -> Program:
     """The same program with `arena` and `offset` given to every register whose life is bounded.
 
@@ -39,7 +43,7 @@ def share(program: Program, passes: Mapping[str, str]) -> Program:
     actors: dict[int, list[Actor]] = {}
     for a in program.actors:
         actors.setdefault(a.rank, []).append(a)
-    known: dict[tuple[tuple[Life, int], ...], tuple[int, ...]] = {}
+    known: dict[Blocks, tuple[int, ...]] = {}
     placed: dict[str, Register] = {}
     for rank, registers in by_rank.items():
         lives = register_lives(registers, actors.get(rank, ()), passes)
@@ -94,16 +98,15 @@ def _is_end(name: str) -> bool:
     return name.endswith("end")
 
 
-def first_fit(blocks: tuple[tuple[Life, int], ...]) -> tuple[int, ...]:
-    """Offsets such that blocks whose lives overlap do not overlap in memory; the largest are placed first, each as low as it fits.
+def first_fit(blocks: Blocks, order: Callable[[Life, int], tuple[int, ...]] = lambda life, nbytes: (-nbytes, *life)) -> tuple[int, ...]:
+    """Offsets such that blocks whose lives overlap do not overlap in memory; they are placed in this order, the largest first, each as low as it fits.
 
     >>> first_fit(((Life(0, 1), 64), (Life(2, 3), 64), (Life(1, 2), 64)))
     (0, 0, 64)
     """
-    order = sorted(range(len(blocks)), key=lambda i: (-blocks[i][1], blocks[i][0], i))
     starts, ends, lows, highs = np.zeros((4, len(blocks)), dtype=np.int64)
     offsets = [0] * len(blocks)
-    for num_done, i in enumerate(order):
+    for num_done, i in enumerate(sorted(range(len(blocks)), key=lambda i: (order(*blocks[i]), i))):
         life, nbytes = blocks[i]
         overlapping = np.flatnonzero((starts[:num_done] <= life.end) & (ends[:num_done] >= life.start))
         at = 0

@@ -9,6 +9,7 @@ from typing import Any
 from ir.graph import Graph
 from ir.units import DTYPE_BYTES
 from planner.candidates import Candidate, block_layers
+from planner.chunks import in_chunks
 from planner.facts import analyse
 from planner.frontends.model import Model
 from planner.orders import OWN, STAND_IN, is_plain, schedule_of
@@ -40,6 +41,10 @@ class Bounds:
         if microbatch not in self._graphs:
             self._graphs[microbatch] = self.model.graph(microbatch, self.seq, self.dtype)
         return self._graphs[microbatch]
+
+    def graph_of(self, c: Candidate) -> Graph:
+        """That of the candidate's microbatch, its loss over chunks of tokens if so."""
+        return in_chunks(self.graph(c.mbs * c.dp), c.loss_chunks, c.tp)
 
     def stages(self, num_ranks: int, num_chunks: int = 1, name: str = "1f1b") -> tuple[tuple[int, int], ...]:
         """[first, last) of every stage, cut by the layers' floating point operations, so that ranks that hold several are even; as the user says, if so."""

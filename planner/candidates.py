@@ -14,6 +14,7 @@ from typing import Any
 
 from ir.errors import InputError, PlanError
 from ir.graph import Graph, Node
+from planner.chunks import in_chunks
 from planner.context import FORMS, ORDERS, refusal
 from planner.dims import EXPERT_PRODUCTS
 from planner.hints import Hint, check_hint, is_hint, parse_hint
@@ -23,7 +24,9 @@ from planner.pieces import sequence_length
 from planner.schedules import SCHEDULES, schedule
 from planner.stages import parse_stages
 
-KEYS = ("dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "recompute", "zero", "sp", "layout", "tp_plan")
+KEYS = (
+    "dp", "tp", "pp", "cp", "cp_form", "cp_order", "ep", "vpp", "mbs", "schedule", "seq_chunks", "loss_chunks", "recompute", "zero", "sp", "layout", "tp_plan",
+)  # fmt: skip
 """What `--fix` may hold besides tensor placements."""
 
 PIECES = (2, 4, 8)
@@ -47,7 +50,7 @@ class Candidate:
     """One point of the outer space; `mbs` is the samples of a microbatch on one data-parallel rank, `pieces` how many a sequence is cut into (0: whole).
 
     The experts of a model are split over `ep` ranks, which for all else are data-parallel: `ep` divides `dp`. Where they are to be in more parts, the tensor-
-    parallel ranks split them too. Over `cp` ranks sequences are split, `context` says how attention goes (`Plan.context`).
+    parallel ranks split them too. Over `cp` ranks sequences are split, `context` says how attention goes (`Plan.context`). `loss_chunks` as of `Plan`.
     """
 
     dp: int
@@ -62,6 +65,7 @@ class Candidate:
     pieces: int = 0
     cp: int = 1
     context: str = ""
+    loss_chunks: int = 1
 
     @property
     def stage_ranks(self) -> int:
@@ -77,6 +81,7 @@ class Candidate:
 
     def __str__(self) -> str:
         virtual = (f" vpp{self.vpp}" if self.vpp > 1 else "") + (f" seq_chunks{self.pieces}" if self.pieces else "")
+        virtual += f" loss_chunks{self.loss_chunks}" if self.loss_chunks > 1 else ""
         experts = f" ep{self.ep}" if self.ep > 1 else ""
         experts += f" cp{self.cp} {self.context}" if self.cp > 1 else ""
         return f"dp{self.dp} tp{self.tp} pp{self.pp}{experts}{virtual} mbs{self.mbs} x {self.num_microbatches} {self.schedule} recompute={self.recompute}"
@@ -109,6 +114,7 @@ def parse_fix(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph
     if out.get("vpp", 1) > 1 and not table:
         schedule(out.setdefault("schedule", "interleaved")).num_chunks(out["vpp"])
     _check_pieces(out, graph, table)
+    in_chunks(graph, out.get("loss_chunks", 1))
     if out.get("recompute", "none") not in RECOMPUTES:
         raise PlanError(f"--fix recompute={out['recompute']}: legal are none, selective (the search decides of each operator) and full (whole layers)")
     if out.get("zero", 0) not in (0, 1, 2, 3):
@@ -334,7 +340,7 @@ def bases(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) ->
             ways = itertools.product(recomputes, legal_ep(graph, dp), _pieces(name, fix, graph), contexts(fix, graph, cp, tp))
             for recompute, ep, pieces, context in ways:
                 if splits_experts(fix.get("ep", ep), ep, tp) is not None and not (pieces and cp > 1):
-                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces, cp, context)
+                    yield Candidate(dp, tp, pp, mbs, num_microbatches, name, recompute, vpp, ep, pieces, cp, context, fix.get("loss_chunks", 1))
 
 
 def why_none(fix: Mapping[str, Any], num_devices: int, batch: int, graph: Graph) -> str:

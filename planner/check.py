@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from ir.boxing import legal
+from ir.boxing import axis_sets, legal
 from ir.errors import PlanError
 from ir.graph import Graph, Node
 from ir.op import nd_placements
@@ -54,8 +54,8 @@ def _check_sizes(plan: Plan) -> None:
 def _check_mesh(plan: Plan) -> None:
     if len(plan.axes) != len(plan.mesh_shape) or len(set(plan.axes)) != len(plan.axes) or any(n < 1 for n in plan.mesh_shape):
         raise PlanError(f"mesh axes {plan.axes} have sizes {plan.mesh_shape}; give each axis a name of its own and one size of 1 or more")
-    if plan.links and len(plan.links) != len(plan.axes):
-        raise PlanError(f"the plan has links for {len(plan.links)} axes, its mesh has {len(plan.axes)}; plan again")
+    if plan.links and len(plan.links) != len(axis_sets(len(plan.axes))):
+        raise PlanError(f"the plan has {len(plan.links)} links, its mesh of {len(plan.axes)} axes {len(axis_sets(len(plan.axes)))}; plan again")
 
 
 def _check_stages(graph: Graph, plan: Plan) -> None:

@@ -4,7 +4,8 @@
 `exchange`: queries, keys and values go from a split of the sequence to one of the heads and the output back, by all-to-all (Ulysses, arXiv:2309.14509); with
 n ranks it moves an n-th of what a gathering does, and n divides the key heads. Both are placements that attention's sentence allows, so boxing, backward and
 price follow; which one is cheaper the search finds where neither is asked for. `ring`: placed as by gathering, but keys and values go round from neighbour to
-neighbour while each rank attends to what it has (Ring attention, arXiv:2310.01889); `planner.ring` writes it out, and no rank ever holds all keys.
+neighbour while each rank attends to what it has (Ring attention, arXiv:2310.01889); `planner.ring` writes it out, and no rank ever holds all keys. Over nodes
+it is a ring of rings: keys go round in a node, and after each round every rank sends its own on to the next node, over all NICs at once.
 
 Under a causal mask the last of contiguous parts has twice the mean work. In zig-zag order (`ir.zigzag`) all have the same; an exchange is even by itself.
 """
@@ -12,6 +13,7 @@ Under a causal mask the last of contiguous parts has twice the mean work. In zig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
@@ -28,6 +30,34 @@ FORMS = ("ring", "gather", "exchange")
 ORDERS = ("zigzag", "contiguous")
 
 SPLIT_S, SPLIT_HEADS = Rule("split", "s"), Rule("split", "g")
+
+
+def form_of(context: str) -> str:
+    """The form of a plan's `context`.
+
+    >>> form_of("ring:8 zigzag"), form_of("gather")
+    ('ring', 'gather')
+    """
+    return context.partition(" ")[0].partition(":")[0]
+
+
+def inner_of(context: str, num_parts: int) -> int:
+    """Parts that go round in an inner ring: all, where a plan's `context` names no number."""
+    told = context.partition(" ")[0].partition(":")[2]
+    return int(told) if told else num_parts
+
+
+def over_nodes(context: str, nodes: Sequence[Sequence[int]]) -> str:
+    """A ring in rings of the ranks of one node each, where the groups of the axis lie on several nodes; `nodes`: by group the node of every member.
+
+    >>> over_nodes("ring zigzag", [(0, 0, 1, 1), (0, 0, 1, 1)]), over_nodes("ring", [(0, 0, 0, 0)]), over_nodes("ring", [(0, 1, 2, 3)])
+    ('ring:2 zigzag', 'ring', 'ring')
+    """
+    runs = {tuple(len(tuple(run)) for _, run in groupby(group)) for group in nodes}
+    lengths = {n for found in runs for n in found}
+    if form_of(context) != "ring" or len(lengths) != 1 or not 1 < min(lengths) < len(nodes[0]):
+        return context
+    return context.replace("ring", f"ring:{lengths.pop()}", 1)
 
 
 def is_positional(node: Node) -> bool:
@@ -101,4 +131,4 @@ def context_space(graph: Graph, axis: str, num_ranks: int, form: str | None = No
     )
 
 
-__all__ = ["AXIS", "FORMS", "ORDERS", "context_space", "is_positional", "refusal"]
+__all__ = ["AXIS", "FORMS", "ORDERS", "context_space", "form_of", "inner_of", "is_positional", "over_nodes", "refusal"]

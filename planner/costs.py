@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.pricing import TIE_KEPT_S
-from planner.tables import Table
+from planner.solver.gathered import Gathered, Index, Table
 
 ByLayer = float | Mapping[int, float]
 """One number, or one for each layer that has one."""
@@ -60,18 +60,41 @@ class Terms:
 class Cost:
     """A table in seconds with the price of memory in it, the bytes kept of one microbatch, where the kept value is boxed again, where it is the common copy.
 
-    `options`: what was chosen from at this price: (seconds, bytes of all copies that live at once) of keeping, and of boxing again.
+    `ways`: what was chosen from at this price: (seconds, bytes of all copies that live at once) of keeping, and of boxing again. All tables are by `classes` of
+    the states along each axis, see `planner.solver.gathered`; absent: every state is one of its own.
     """
 
     table: Table
     kept: Table
     reboxed: NDArray[np.bool_] | None
     common: NDArray[np.bool_] | None
-    options: tuple[tuple[Table, Table], ...]
+    ways: tuple[tuple[Table, Table], ...]
+    classes: tuple[Index, ...] | None = None
+
+    @property
+    def gathered(self) -> Gathered:
+        return self._gathered(self.table)
+
+    @property
+    def options(self) -> tuple[tuple[Table, Table], ...]:
+        """`ways` by state."""
+        return tuple((self._gathered(time_s).dense(), self._gathered(nbytes).dense()) for time_s, nbytes in self.ways)
+
+    def _gathered(self, table: Table) -> Gathered:
+        return Gathered.of(table) if self.classes is None else Gathered(table, self.classes)
+
+    def place(self, *states: int) -> tuple[int, ...]:
+        """Where the tables have the entry of some states."""
+        return states if self.classes is None else tuple(int(c[i]) for c, i in zip(self.classes, states, strict=True))
+
+    def spread(self, *classes: Index) -> Cost:
+        """The same for states of these classes, as many times as there are ways to have each state."""
+        repeats = [n // (int(c.max()) + 1) for n, c in zip(self.table.shape, classes, strict=True)]
+        return replace(self, classes=tuple(np.concatenate([c + k * (int(c.max()) + 1) for k in range(n)]) for n, c in zip(repeats, classes, strict=True)))
 
     @classmethod
     def stacked(cls, parts: Sequence[Sequence[Cost]]) -> Cost:
-        """One table of several, as `numpy.block` puts them together; a part that offers fewer options than another never takes those."""
+        """One table of several, as `numpy.block` puts them together; a part that offers fewer ways than another never takes those."""
         if len(parts) == 1 and len(parts[0]) == 1:
             return parts[0][0]
 
@@ -80,12 +103,12 @@ class Cost:
             return np.concatenate(made[0]) if made[0][0].ndim == 1 else np.block(made)
 
         def option(part: Cost, k: int) -> tuple[Table, Table]:
-            return part.options[k] if k < len(part.options) else (np.full(part.table.shape, np.inf), np.zeros(part.table.shape))
+            return part.ways[k] if k < len(part.ways) else (np.full(part.table.shape, np.inf), np.zeros(part.table.shape))
 
-        num = max(len(part.options) for line in parts for part in line)
-        options = tuple((block(lambda p, k=k: option(p, k)[0]), block(lambda p, k=k: option(p, k)[1])) for k in range(num))  # type: ignore[misc]
+        num = max(len(part.ways) for line in parts for part in line)
+        ways = tuple((block(lambda p, k=k: option(p, k)[0]), block(lambda p, k=k: option(p, k)[1])) for k in range(num))  # type: ignore[misc]
         reboxed, common = block(lambda p: _marks(p.reboxed, p.table)), block(lambda p: _marks(p.common, p.table))
-        return cls(block(lambda p: p.table), block(lambda p: p.kept), reboxed, common, options)
+        return cls(block(lambda p: p.table), block(lambda p: p.kept), reboxed, common, ways)
 
     @classmethod
     def of(
@@ -99,8 +122,8 @@ class Cost:
             return cls(time_s + charge * kept, kept, none, common, ((time_s, kept * copies),))
         reboxed = may_box & (once + charge * source < charge * kept)
         chosen = np.where(reboxed, source, kept)
-        options = ((time_s, kept * copies), (np.where(may_box, time_s + once, np.inf), np.broadcast_to(source * copies, time_s.shape)))
-        return cls(time_s + charge * chosen + np.where(reboxed, once, 0.0), chosen, reboxed, common, options)
+        ways = ((time_s, kept * copies), (np.where(may_box, time_s + once, np.inf), np.broadcast_to(source * copies, time_s.shape)))
+        return cls(time_s + charge * chosen + np.where(reboxed, once, 0.0), chosen, reboxed, common, ways)
 
 
 def _marks(found: NDArray[np.bool_] | None, like: Table) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.context import AXIS, over_nodes
 from planner.folding import Layers
 from planner.lower import joint_graph, write
 from planner.orders import STAND_IN, kept, schedule_of
@@ -42,8 +43,8 @@ class Drafts:
     optimizer: Mapping[str, Any]
     space: Callable[[Graph, Mesh, str], Space]
     _tables: dict[tuple[tuple[str, ...], tuple[int, ...]], Tables] = field(default_factory=dict)
-    _layers: dict[int, Layers] = field(default_factory=dict)
-    _graphs: dict[tuple[int, tuple[int, ...]], Graph] = field(default_factory=dict)
+    _layers: dict[tuple[int, ...], Layers] = field(default_factory=dict)
+    _graphs: dict[tuple[tuple[int, ...], tuple[int, ...]], Graph] = field(default_factory=dict)
     _placed: list[Placed] = field(default_factory=list)
     _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _costs: dict[tuple[Any, ...], tuple[StageCost, ...]] = field(default_factory=dict)
@@ -59,6 +60,12 @@ class Drafts:
             recompute=block_layers(graph) if c.recompute == "full" else (), selective=decides_reruns(c, price), optimizer=self.optimizer,
             space=self.space(graph, mesh, c.context), exposed=exposed,
         )  # fmt: skip
+
+    def context(self, c: Candidate) -> str:
+        """How attention goes over the candidate's ranks as the plan says it: a ring over nodes is one of rings."""
+        if c.cp == 1:
+            return c.context
+        return over_nodes(c.context, [tuple(self.cluster.devices[r].node for r in group) for group in self.mesh(c).groups(AXIS)])
 
     def mesh(self, c: Candidate) -> Mesh:
         return Mesh(*c.mesh, tuple(range(c.stage_ranks)))
@@ -85,7 +92,7 @@ class Drafts:
         return Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, c.mbs * c.dp * num_microbatches, self.bounds.seq,
             self.bounds.dtype, dict(self.optimizer), mesh.axes, mesh.shape, stages, "1f1b", num_microbatches, recompute, placed.rules, placed.hubs,
-            placed.params, placed.reboxed, links=placed.links, context=c.context,
+            placed.params, placed.reboxed, links=placed.links, context=self.context(c), loss_chunks=c.loss_chunks,
         )  # fmt: skip
 
     # ---- stages ------------------------------------------------------------------------------------------------------------------------------------
@@ -104,13 +111,13 @@ class Drafts:
         return Pipeline(stages, rank, hops, first, c.num_microbatches, self.optimizer.get("max_norm", 0.0) > 0 and self.cluster.num_devices > 1, self.cluster)
 
     def _chain(self, c: Candidate) -> Layers:
-        num_samples = c.mbs * c.dp
-        if num_samples not in self._layers:
-            self._layers[num_samples] = Layers(self.bounds.graph(num_samples))
-        return self._layers[num_samples]
+        key = _graph_of(c)
+        if key not in self._layers:
+            self._layers[key] = Layers(self.bounds.graph_of(c))
+        return self._layers[key]
 
     def _graph(self, c: Candidate, kept: tuple[int, ...]) -> Graph:
-        key = (c.mbs * c.dp, kept)
+        key = (_graph_of(c), kept)
         if key not in self._graphs:
             self._graphs[key] = self._chain(c).shortened(kept)
         return self._graphs[key]
@@ -118,7 +125,7 @@ class Drafts:
     def _kinds(self, c: Candidate, weights: tuple[float, float], splits: bool, folded: Folded, shorter: bool = False) -> tuple[StageCost, ...]:
         """The cost of one stage of each kind. `weights`: the price of memory and the exposed share."""
         recompute = c.recompute if weights[0] or c.recompute == "full" else "none"
-        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, recompute, folded.kinds)
+        where = (c.dp, c.tp, c.pp, c.ep, c.cp, c.context, c.mbs, c.loss_chunks, recompute, folded.kinds)
         placed = self._placement(c, weights, self._graph(c, folded.layers()), where)
         key = (*where, placed, shorter, splits)
         if key not in self._costs:
@@ -147,6 +154,11 @@ class Drafts:
         recompute = block_layers(graph) if c.recompute == "full" else placed.recompute
         plan = self._plan(c, placed, stages, num_microbatches, recompute)
         return write(joint_graph(graph, plan), plan, [ranks[0] for ranks in plan.sites], rows)
+
+
+def _graph_of(c: Candidate) -> tuple[int, ...]:
+    """What the graph of a candidate's microbatch depends on."""
+    return (c.mbs * c.dp, c.loss_chunks, c.tp) if c.loss_chunks > 1 else (c.mbs * c.dp,)
 
 
 def decides_reruns(c: Candidate, price: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ir.ops import catalogue
-from planner.place import SiteTasks, Task
+from planner.sites import SiteTasks, Task
 
 
 def elide_copies(site: SiteTasks) -> SiteTasks:

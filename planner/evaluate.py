@@ -12,10 +12,11 @@ from ir.cluster import Cluster
 from ir.graph import Graph
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
-from ir.units import GIB
+from ir.units import DTYPE_BYTES, GIB
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers, splits_experts
-from planner.context import AXIS, context_space
+from planner.chunks import in_chunks, usual_chunks
+from planner.context import AXIS, context_space, form_of
 from planner.drafts import EXPOSED, Drafts, decides_reruns
 from planner.facts import analyse, uneven_labels
 from planner.footprint import Footprint
@@ -116,9 +117,24 @@ class Evaluator:
     def sketches(self) -> Sketches:
         return Sketches(self.bounds, self.footprint, self.memory_fraction, self.fix.get("zero"))
 
+    @property
+    def usable_bytes(self) -> float:
+        """What may be filled of a device."""
+        return self.memory_fraction * self.cluster.devices[0].usable_bytes
+
+    def in_loss_chunks(self, c: Candidate) -> Candidate:
+        """The candidate with its loss over the usual number of chunks."""
+        return replace(c, loss_chunks=usual_chunks(self.bounds.graph(1), c.mbs * self.bounds.seq // c.cp))
+
+    def logit_bytes(self, c: Candidate) -> float:
+        """What the loss over chunks saves at most: a microbatch's logits, their gradients and a copy of each, whole on every rank."""
+        tables = [n.inputs[1] for n in in_chunks(self.bounds.graph(1), 2).nodes if n.op.startswith("head_lse")]
+        rows = sum(self.bounds.graph(1).tensors[t].shape[0] for t in tables)
+        return 4.0 * rows * c.mbs * self.bounds.seq / c.cp * DTYPE_BYTES[self.bounds.dtype]
+
     def may_fit(self, c: Candidate) -> bool:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
-        return self.footprint.least_bytes(c) <= self._usable
+        return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
     def evaluate(self, c: Candidate, known_s: float = math.inf, above: float = 0.0) -> Evaluated:
         """The cheapest draft of the candidate that fits, of those at this price of memory or a higher one; the smallest one where none does, or one that is
@@ -139,7 +155,7 @@ class Evaluator:
         below: Evaluated | None = None
         bare = replace(c, recompute="none") if c.recompute == "selective" else c
         fixed = "zero" in self.fix and c.recompute != "selective"
-        if above or fixed or self.footprint.least_bytes(bare) <= self._usable:
+        if above or fixed or self.may_fit(bare):
             below = self.evaluate_at(c, above)
             if below.fits(self.memory_fraction) or fixed or self._is_far(below, known_s):
                 return below
@@ -176,10 +192,6 @@ class Evaluator:
     def _is_far(self, e: Evaluated, known_s: float) -> bool:
         """Whether it is slower than what is known by so much that no higher price of memory makes it win."""
         return e.estimate_s * (1 - SLACK) > known_s
-
-    @property
-    def _usable(self) -> float:
-        return self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
     def evaluate_at(self, c: Candidate, price: float, exposed: float = EXPOSED) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
@@ -218,13 +230,13 @@ class Evaluator:
         communication exposed; `orders` of its own.
         """
         bounds, model = self.bounds, self.bounds.model
-        graph = bounds.graph(c.mbs * c.dp)
+        graph = bounds.graph_of(c)
         mesh = Mesh(*c.mesh, tuple(range(c.stage_ranks)))
         recompute = block_layers(graph) if c.recompute == "full" else ()
         pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
         num_pieces = max(1, len(pieces))
         # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
-        piece = model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype) if pieces else graph
+        piece = in_chunks(model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype), c.loss_chunks, c.tp) if pieces else graph
         in_flight = math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces) if c.pieces else self.drafts.in_flight(c)
         placed = search(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
@@ -241,7 +253,8 @@ class Evaluator:
         plan = Plan(
             model.reference or model.name, model.fingerprint, self.cluster.name, self.cluster.fingerprint, self.batch, bounds.seq, bounds.dtype,
             dict(self.optimizer), mesh.axes, mesh.shape, stages, c.schedule, c.num_microbatches, placed.recompute, placed.rules, placed.hubs, placed.params,
-            placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=c.context,
+            placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=self.drafts.context(c),
+            loss_chunks=c.loss_chunks,
         )  # fmt: skip
         return replace(plan, layout=layout(graph, plan))
 
@@ -249,7 +262,7 @@ class Evaluator:
         """What the fixed keys and the way of attention over its ranks leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
         space = layout_space(graph, mesh.axes, zero=self.fix.get("zero"), sp=self.fix.get("sp")) & no_batch(graph, "tp")
         if context:
-            space &= context_space(graph, AXIS, mesh.axis_size(AXIS), context.split()[0], mesh.axes) & zero_space(AXIS, self.fix.get("zero"))
+            space &= context_space(graph, AXIS, mesh.axis_size(AXIS), form_of(context), mesh.axes) & zero_space(AXIS, self.fix.get("zero"))
         if "layout" in self.fix:
             space &= layout_limits(graph, mesh.axes, mesh.shape, self.fix["layout"])
         if "tp_plan" in self.fix:
@@ -274,7 +287,19 @@ class Evaluator:
 
     def _foretold(self, e: Evaluated, price: float) -> Plan:
         plan = self.plan(e.candidate, price, e.orders, e.exposed)
-        return replace(plan, predicted=foretell(self.bounds.model, self.cost, plan))
+        predicted = foretell(self.bounds.model, self.cost, plan)
+        if e.candidate.loss_chunks > 1:
+            predicted["loss_chunks"] = self._trade(e, predicted)
+        return replace(plan, predicted=predicted)
+
+    def _trade(self, e: Evaluated, predicted: Mapping[str, Any]) -> dict[str, Any]:
+        """What the loss over chunks of tokens saves and costs, by the candidate's draft with it and without."""
+        whole = self.evaluate_at(replace(e.candidate, loss_chunks=1), e.price, e.exposed)
+        longer = e.estimate_s / whole.estimate_s
+        return {
+            "chunks": e.candidate.loss_chunks, "saves_gib": (whole.memory.peak_bytes - e.memory.peak_bytes) / GIB,
+            "costs_s": predicted["step_s"] * (1 - 1 / longer), "costs_mfu": predicted["mfu"] * (longer - 1), "fits_without": whole.fits(self.memory_fraction),
+        }  # fmt: skip
 
     def _has_room(self, plan: Plan) -> bool:
         return bool(plan.predicted["peak_gib"] * GIB <= self.memory_fraction * self.cluster.devices[0].usable_bytes)

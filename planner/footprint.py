@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ir.units import DTYPE_BYTES
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
+from planner.chunks import in_chunks
 from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
@@ -26,11 +27,11 @@ class Footprint:
 
     bounds: Bounds
     optimizer: Mapping[str, Any]
-    _saved: dict[str, Sequence[float]] = field(default_factory=dict)
+    _saved: dict[tuple[str, bool], Sequence[float]] = field(default_factory=dict)
 
     def least_bytes(self, c: Candidate) -> float:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
-        state, saved = self.state(), self.saved(c.recompute)
+        state, saved = self.state(), self.saved(c.recompute, c.loss_chunks > 1)
         num_samples = c.mbs * c.dp
         stages = self.bounds.stages(c.pp, c.vpp, c.schedule)
         plain = is_plain(c.schedule, c.vpp)
@@ -41,7 +42,7 @@ class Footprint:
 
     def even_bytes(self, c: Candidate) -> float:
         """Bytes of a rank if all of them had the same share, of what the schedule keeps on its first rank as well: no bound, an order."""
-        state, saved = sum(self.state()), sum(self.saved(c.recompute))
+        state, saved = sum(self.state()), sum(self.saved(c.recompute, c.loss_chunks > 1))
         num_kept = kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces)
         return (state + num_kept * c.mbs * c.dp * saved) / (c.pp * c.stage_ranks)
 
@@ -54,10 +55,11 @@ class Footprint:
         ranks = [chosen.rank_of(i, c.pp) for i in range(len(stages) * chosen.copies)]
         return [sum(stages[i % len(stages)] for i, r in enumerate(ranks) if r == rank) for rank in ranks[: len(stages)]]
 
-    def saved(self, recompute: str) -> Sequence[float]:
+    def saved(self, recompute: str, in_loss_chunks: bool = False) -> Sequence[float]:
         """Bytes of every layer that one more sample in a microbatch keeps from the forward to the backward; of selective recompute at least."""
-        if recompute not in self._saved:
-            one, two = (self.bounds.graph(num_samples) for num_samples in (1, 2))
+        key = recompute, in_loss_chunks
+        if key not in self._saved:
+            one, two = (in_chunks(self.bounds.graph(num_samples), 1 + in_loss_chunks) for num_samples in (1, 2))
             facts = analyse(one, block_layers(one) if recompute == "full" else ())
             out = [0.0] * one.num_layers
 
@@ -70,8 +72,8 @@ class Footprint:
                 if one.op(n).copies:
                     continue  # whoever reads the copy reads the original
                 out[n.layer] += sum(two.tensors[t].nbytes - one.tensors[t].nbytes for t in n.outputs if keeps(t, n.layer))
-            self._saved[recompute] = out
-        return self._saved[recompute]
+            self._saved[key] = out
+        return self._saved[key]
 
     def state(self) -> Sequence[float]:
         """Bytes of every layer's parameters, of one gradient for each, and of what the optimizer keeps; a tied parameter counts where it is read first."""

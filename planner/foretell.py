@@ -13,6 +13,7 @@ from typing import Any
 
 from ir.plan import Plan, Stage
 from ir.program import Program
+from planner.chunks import planned_chunks
 from planner.folding import Layers, runs
 from planner.frontends.model import Model
 from planner.lower import joint_graph, representatives, write
@@ -48,10 +49,10 @@ class Figures:
     memory: Mapping[int, Mapping[str, float]]
 
     def plus(self, other: Figures, times: float) -> Figures:
-        """These and `times` those, figure by figure."""
+        """These and `times` those, figure by figure; memory that passes share is full with few layers and grows no more."""
         known = {(row["axis"], row["kind"]): row for row in other.comm}
         rows = tuple({k: v + times * known.get((row["axis"], row["kind"]), {}).get(k, 0.0) if k in SUMMED else v for k, v in row.items()} for row in self.comm)
-        memory = {rank: {c: v + times * other.memory[rank].get(c, 0.0) for c, v in held.items()} for rank, held in self.memory.items()}
+        memory = {rank: {c: v + times * (c != SHARED) * other.memory[rank].get(c, 0.0) for c, v in held.items()} for rank, held in self.memory.items()}
         return Figures(self.step_s + times * other.step_s, {k: v + times * other.parts[k] for k, v in self.parts.items()}, rows, memory)
 
 
@@ -71,7 +72,7 @@ class _Folding:
     small: int
 
     def run(self) -> Figures:
-        plan, layers = self.plan, Layers(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype))
+        plan, layers = self.plan, Layers(planned_chunks(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype), self.plan))
         is_small = plan.num_microbatches * len(layers.graph.nodes) <= self.small and len(layers.graph.nodes) <= LONG
         if is_small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
             return self._simulated(layers, plan, 0, plan.num_microbatches)
@@ -117,7 +118,7 @@ def _held(program: Program) -> Mapping[int, Mapping[str, float]]:
             stacks[r.rank] = max(stacks[r.rank], end)
         elif r.arena:
             mine[SHARED] = max(mine[SHARED], end)
-        else:
+        elif not r.inside:
             mine[r.memory] = mine.get(r.memory, 0.0) + r.nbytes * r.credits
     for rank, nbytes in stacks.items():
         out[rank]["saved"] = out[rank].get("saved", 0.0) + nbytes

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ir.cluster import Cluster
 from ir.errors import PlanError
 from ir.graph import Graph, Tensor
-from ir.mesh import Mesh
+from ir.mesh import JOINED, Mesh
 from ir.op import Op, Rule
 from ir.ops import catalogue
 from ir.plan import Plan
@@ -24,14 +24,17 @@ from ir.work import Work
 from planner.arena import Life, share
 from planner.autodiff import Joint, backward, scale_loss
 from planner.check import check_plan
+from planner.chunks import planned_chunks
 from planner.elide import elide_copies
+from planner.inplace import in_place
 from planner.orders import firings, in_its_copy, orders_of
 from planner.pieces import unroll, unrolled_plan, unrolled_recompute, unrolled_slots, whole_layer, whole_name
-from planner.place import SiteTasks, Task, Value, place
+from planner.place import place
 from planner.pricing import work_of
 from planner.ring import is_zigzag, num_parts, ordered, ringed_plan, with_rings
 from planner.schedules import Orders, Slot
 from planner.schedules.slot import one_line
+from planner.sites import SiteTasks, Task, Value
 from planner.stack import Kept, Known, stack
 
 
@@ -49,14 +52,14 @@ def lower(model: HasGraph, plan: Plan, ranks: Collection[int] | None = None) -> 
 
     Raises PlanError when the plan does not belong to the model or holds a value that is not legal.
     """
-    graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+    graph = planned_chunks(model.graph(plan.microbatch, plan.seq, plan.dtype), plan)
     check_plan(graph, plan)
     return write(joint_graph(graph, plan), plan, ranks).check()
 
 
 def joint_graph(graph: Graph, plan: Plan) -> Joint:
     """Forward and backward of one microbatch, of each of its pieces where sequences are cut; nothing in it depends on placements."""
-    forward = scale_loss(unroll(ordered(graph, plan), plan), plan.num_microbatches)
+    forward = scale_loss(unroll(ordered(planned_chunks(graph, plan), plan), plan), plan.num_microbatches)
     return with_rings(backward(forward, unrolled_recompute(plan, forward)), plan)
 
 
@@ -79,8 +82,9 @@ def write(joint: Joint, plan: Plan, ranks: Collection[int] | None = None, orders
         writer = _Writer(plan, sites, i, slots[i], moments, frozenset(wanted))
         for rank in site.mesh.ranks:
             if rank in wanted:
-                actors += writer.actors(rank)
-                registers += stack(writer.registers(rank), writer.kept(rank), known)
+                mine = writer.actors(rank)
+                actors += mine
+                registers += in_place(stack(writer.registers(rank), writer.kept(rank), known), mine)
                 frozen.update(writer.orders(rank))
                 passes.update(writer.passes(rank))
     meta = {
@@ -183,8 +187,11 @@ class _Writer:
 
     def passes(self, rank: int) -> dict[str, str]:
         """By actor the pass that it belongs to, as `planner.arena` asks for."""
-        fused = {"I": "B", "W": "B"}
-        return {self._at(t.name, rank): f"{t.stage}{t.part if self.splits else fused.get(t.part, t.part)}" for t in self.all_tasks}
+        return {self._at(t.name, rank): self._pass(t.stage, t.part) for t in self.all_tasks}
+
+    def _pass(self, stage: int, part: str) -> str:
+        """What runs without anything between: where no schedule holds weight gradients back, I and W are one."""
+        return f"{stage}{part if self.splits or part not in 'IW' else 'B'}"
 
     def _lives(self) -> Mapping[str, _Life]:
         writers: dict[str, Task] = {v: t for t in self.all_tasks for v in (*t.writes, *t.updates)}
@@ -206,7 +213,20 @@ class _Writer:
 
     def registers(self, rank: int) -> list[Register]:
         coords = self.mesh.coords(rank)
-        return [self._register(rank, coords, v) for v in self.here.values.values()]
+        rooms = [self._room(rank, t) for t in self.all_tasks if self._has_room(t)]
+        return [*(self._register(rank, coords, v) for v in self.here.values.values()), *rooms]
+
+    @staticmethod
+    def _has_room(task: Task) -> bool:
+        return task.kind == "compute" and catalogue(task.op).room is not None
+
+    def _room(self, rank: int, task: Task) -> Register:
+        """The memory that a kernel works in besides its operands: an item that nobody reads."""
+        work, room = self._compute(rank, task), catalogue(task.op).room
+        assert room is not None
+        size = room(work.sizes, work.attrs)
+        name = self._at(f"{task.name}.room", rank)
+        return Register(name, rank, (size,), work.dtype, size * DTYPE_BYTES[work.dtype], memory="logits")
 
     def _register(self, rank: int, coords: tuple[int, ...], value: Value) -> Register:
         tensor = value.tensor
@@ -240,9 +260,8 @@ class _Writer:
         found = {}
         for value in self.here.values.values() if len({slot.stage for slot in self.slots}) > 1 else ():
             life = self.lives[value.name]
-            if self.plan.pieces and self._memory(value) != "saved":
-                continue  # gradients of keys wait from one piece to the next: so short that in the stack they would tear the others apart
-            if value.clock == "microbatch" and life.is_computed and life.read - {life.written}:
+            later = {self._pass(*p) for p in life.read} - {self._pass(*life.written)}  # else its memory is the arena's
+            if value.clock == "microbatch" and life.is_computed and later:
                 spans = (Life(at[life.written, m], max(at[p, m] for p in life.read)) for m in range(firings(self.plan)))
                 # the n-th item that is written lies in slot n, whichever microbatch's it is
                 found[self._at(value.name, rank)] = Kept(tuple(sorted(spans)), life.layer)
@@ -310,8 +329,9 @@ class _Writer:
         if len(self.present.intersection(work.group)) < 2:
             channel = ""  # its partners are represented by this rank, which then waits for nobody
         reads = () if work.op == "fill" else task.reads  # what a fill would have read counts on another rank
+        writes = (*task.writes, f"{task.name}.room") if self._has_room(task) else task.writes
         return Actor(
-            self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(task.writes, rank),
+            self._at(task.name, rank), rank, task.queue, task.clock, work, self._all_at(reads, rank), self._all_at(writes, rank),
             self._all_at(task.updates, rank), self._all_at(task.waits, rank), channel, task.origin, task.phase, whole_layer(self.plan, task.layer),
         )  # fmt: skip
 
@@ -369,7 +389,9 @@ class _Writer:
         coded = {o.name: DTYPE_BYTES[t.dtype] for o, t in zip(op.inputs, tensors, strict=True) if t.dtype == "uint8"}
         flops, traffic, gemm = work_of(op, sizes, attrs, DTYPE_BYTES[dtype], coded)
         if op.flops_at is not None and self.present.issuperset(self.mesh.ranks):
-            flops = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            here = op.flops_at(sizes, attrs, at, total)  # one rank that stands for all has the work of the busiest
+            gemm = (*gemm[:-1], round(gemm[-1] * here / flops)) if gemm and here else ()
+            flops = here
         return Work(
             "compute", task.op, dtype, flops, traffic, gemm, (), attrs, sizes, total,
             {k: v for k, v in at.items() if v}, self.plan.microbatch if task.clock == "microbatch" and op.random else 0,
@@ -385,19 +407,24 @@ class _Writer:
         if task.queue == "compute":
             op = {"slice": "box.slice", "keep": "box.slice", "pad": "box.pad", "zero": "box.zero"}[task.op]
             if task.op == "zero":
-                attrs["keep"] = coords[task.axis] == 0
+                attrs["keep"] = coords[task.axes[0]] == 0
             return Work("compute", op, src.tensor.dtype, 0.0, float(read + written), attrs=attrs), ""
-        group = self.mesh.group(rank, self.plan.axes[task.axis])
-        partial = src.nd[task.axis]
-        attrs |= {"reduce": (partial.reduce if partial.is_partial else ""), "src": repr(partial), "dst": repr(dst.nd[task.axis])}
-        work = Work("collective", task.op, src.tensor.dtype, 0.0, float(max(read, written)), group=group, attrs=attrs)
+        group = self.mesh.group(rank, JOINED.join(self.plan.axes[axis] for axis in task.axes))
+        partial = src.nd[task.axes[0]]
+        attrs |= {"reduce": (partial.reduce if partial.is_partial else "")}
+        attrs |= {key: " ".join(repr(value.nd[axis]) for axis in task.axes) for key, value in (("src", src), ("dst", dst))}
+        nbytes = float(max(read, written)) * (src.share if len(self.present) < self.plan.num_ranks else 1.0)
+        work = Work("collective", task.op, src.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs)
         return work, f"{task.name}/{group[0]}"
 
     def _shift(self, rank: int, task: Task) -> tuple[Work, str]:
         value = self.here.values[task.reads[0]]
         region = local_region(value.tensor.shape, value.nd, self.mesh.shape, self.mesh.coords(rank))
         nbytes = float(math.prod(b - a for a, b in region) * DTYPE_BYTES[value.tensor.dtype])
-        group, at = self.mesh.group(rank, self.plan.axes[task.axis]), repr(value.nd[task.axis])
+        ring, at = self.mesh.group(rank, self.plan.axes[task.axes[0]]), repr(value.nd[task.axes[0]])
+        inner, place_in_ring = task.attrs.get("inner", len(ring)), ring.index(rank)
+        block = place_in_ring - place_in_ring % inner
+        group = ring[place_in_ring % inner :: inner] if task.attrs.get("of_blocks", False) else ring[block : block + inner]
         attrs = {"src_region": region, "dst_region": region, "reduce": "", "src": at, "dst": at}
         return Work("collective", task.op, value.tensor.dtype, 0.0, nbytes, group=group, attrs=attrs), f"{task.name}/{group[0]}"
 

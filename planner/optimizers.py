@@ -4,7 +4,7 @@ An update is a tuple of operators whose operands are known by their names: `g` t
 operand `x` that the operator gives again as `x2` is changed in place, and but for `w` it is a state; what else an operator gives, later ones read. A label
 means the same in all of them. So all else follows from the sentences: the states' shapes, and under a split of the weights the rule of every operator (the
 same split where it has that label and may split it, else B), where the states lie and what has to be re-sharded on the way: the sum of LAMB's norms and of
-Adafactor's means, the gathering of Muon's matrix.
+Adafactor's means. What may not be split at all, as Muon's rounds, has an owner (`planner.owners`).
 """
 
 from __future__ import annotations
@@ -54,18 +54,22 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 CODED: Mapping[str, Mapping[str, str]] = {"adamw8bit": {"mc": "uint8", "vc": "uint8"}}
 """States that are not as wide as the weights' master copy."""
 
+AS_FAR = ("bfloat16",)
+"""Dtypes narrower than float32 that reach as far, so that momentum of any size is told in them. Muon's rounds are taken in bfloat16 as in `torch.optim`."""
+
 SMALLEST_SHARE = 4
 """A last dim without a divisor of at least this part of a block keeps states of full width: the scales would take more than the codes save."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """The update of a parameter of this shape. `ops`: with `...` written out; `sizes`: of every label of all of them; `dtype`: of states without another."""
+    """The update of a parameter of this shape. `ops`: with `...` written out; `sizes`: of every label of all of them; `dtype`: of the parameter."""
 
     ops: tuple[Op, ...]
     sizes: Mapping[str, int]
     attrs: Mapping[str, Any]
     states: tuple[Tensor, ...]
+    dtype: str
 
     @cached_property
     def last(self) -> Op:
@@ -75,6 +79,15 @@ class Update:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self.states)
+
+    def needs_whole(self, op: Op) -> bool:
+        """Whether an operator needs whole what a split of the weights cuts, and reads and gives nothing but that."""
+        return len(op.inputs) == len(op.outputs) == 1 and not updated(op) and not op.whole.isdisjoint(self.last.operand("w").labels)
+
+    def between(self, op: Op, name: str) -> Tensor:
+        """What an operator gives to a later one: as wide as the states; what an operator needs whole as narrow as the parameter, if that reaches as far."""
+        is_narrow = self.dtype in AS_FAR and any(self.needs_whole(o) and name in (o.inputs[0].name, o.outputs[0].name) for o in self.ops)
+        return Tensor(name, op.operand(name).shape(self.sizes), self.dtype if is_narrow else state_dtype(self.dtype))
 
     def rules(self, nd: NdSbp) -> tuple[tuple[Rule, ...], ...]:
         """For each operator its rule on every axis, where the weights' state lies at `nd`. PlanError where the update cannot be split like that."""
@@ -189,7 +202,7 @@ def is_hidden(graph: Graph, param: str) -> bool:
 
 def update_of(optimizer: Mapping[str, Any], param: Tensor, hidden: bool) -> Update:
     """The update of a parameter; its states are as wide as its state, float32 at least, where their operator says nothing else."""
-    return _update(tuple(optimizer.items()), param.shape, state_dtype(param.dtype), hidden)
+    return _update(tuple(optimizer.items()), param.shape, param.dtype, hidden)
 
 
 @lru_cache(maxsize=4096)
@@ -210,11 +223,11 @@ def _update(settings: tuple[tuple[str, Any], ...], shape: tuple[int, ...], dtype
         attrs["weight_decay"] = 0.0
     coded = CODED.get(rule, {})
     states = tuple(
-        Tensor(o.name, o.shape(sizes), coded.get(o.name, dtype), "value", {"init": "zeros"})
+        Tensor(o.name, o.shape(sizes), coded.get(o.name, state_dtype(dtype)), "value", {"init": "zeros"})
         for op in ops for o in op.inputs if o.name in updated(op) and o.name != "w"
     )  # fmt: skip
     used = {label for op in ops for label in op.labels}
-    return Update(ops, {k: v for k, v in sizes.items() if k in used}, attrs, states)
+    return Update(ops, {k: v for k, v in sizes.items() if k in used}, attrs, states, dtype)
 
 
 def attrs_of(update: Update, op: Op) -> Mapping[str, Any]:
@@ -233,11 +246,6 @@ def state_dtype(dtype: str) -> str:
     return "float32" if DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"] else dtype
 
 
-def intermediate(update: Update, op: Op, name: str, dtype: str) -> Tensor:
-    """What an operator of an update gives to a later one."""
-    return Tensor(name, op.operand(name).shape(update.sizes), dtype)
-
-
 __all__ = [
-    "OPTIMIZERS", "Update", "attrs_of", "block_length", "intermediate", "is_hidden", "rule_of", "state_dtype", "update_of", "updated", "with_defaults",
+    "OPTIMIZERS", "Update", "attrs_of", "block_length", "is_hidden", "rule_of", "state_dtype", "update_of", "updated", "with_defaults",
 ]  # fmt: skip

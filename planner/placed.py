@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ir.boxing import Link
+from ir.boxing import Link, axis_sets
 from ir.errors import PlanError
 from ir.graph import Node
 from ir.op import Rule
@@ -156,7 +156,8 @@ class _Reader:
 
     def _hub_memory(self, name: str, states: Sequence[int], out: _Part) -> None:
         problem = self.problem
-        self._keep(float(problem.hub_alone(name).kept[states[problem.number["hub", name]]]), problem.kept_by(name), out)
+        cost = problem.hub_alone(name)
+        self._keep(float(cost.kept[cost.place(states[problem.number["hub", name]])]), problem.kept_by(name), out)
 
     def _node_memory(self, n: Node, states: Sequence[int], out: _Part) -> None:
         problem = self.problem
@@ -165,11 +166,11 @@ class _Reader:
         self._keep(float(made.alone.kept[states[v]]), n.layer, out)
         for u, edge in zip((*ins, *outs), (*made.ins, *made.outs), strict=True):
             if edge is not None:
-                self._keep(float(edge.kept[states[u], states[v]]), n.layer, out)
+                self._keep(float(edge.kept[edge.place(states[u], states[v])]), n.layer, out)
         for t, u, edge in zip(n.inputs, ins, made.ins, strict=True):
             if edge is not None and edge.reboxed is not None and (
-                edge.reboxed[states[u], states[v]]
-                or (edge.common is not None and edge.common[states[u], states[v]] and self._is_reboxed(t, states[u]))
+                edge.reboxed[edge.place(states[u], states[v])]
+                or (edge.common is not None and edge.common[edge.place(states[u], states[v])] and self._is_reboxed(t, states[u]))
             ):  # fmt: skip
                 out.reboxed[t, n.name] = None
 
@@ -181,9 +182,11 @@ class _Reader:
     # ---- all axes ----------------------------------------------------------------------------------------------------------------------------------
 
     def _links(self) -> tuple[Link, ...]:
-        """What a collective costs on every axis, nothing where there is one rank."""
-        tables = self.problem.tables
-        return self._on_all_axes(axis_links(tables.pricing, tables.axes, tables.mesh_shape), (0.0, 0.0))
+        """What a collective costs on every axis and on every two, nothing where one has one rank."""
+        tables, axes = self.problem.tables, self.problem.axes
+        found = zip(axis_sets(len(tables.axes)), axis_links(tables.pricing, tables.axes, tables.mesh_shape), strict=True)
+        known = {tuple(tables.axes[axis] for axis in joined): link for joined, link in found}
+        return tuple(known.get(tuple(axes[axis] for axis in joined), (0.0, 0.0)) for joined in axis_sets(len(axes)))
 
     def _on_all_axes(self, state: Sequence[Any], otherwise: Any) -> tuple[Any, ...]:
         given = iter(state)

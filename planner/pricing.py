@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import Link, Price, Step, step_nbytes
+from ir.boxing import LOCAL, Link, Price, Step, axis_sets
 from ir.cluster import Cluster
-from ir.mesh import Mesh
+from ir.mesh import JOINED, Mesh
 from ir.op import Attrs, Op, Sizes
+from ir.sbp import NdSbp, local_shape
 
 
 class Pricing(Protocol):
-    """Seconds on one mesh; `nbytes` of a collective is the larger of what a rank reads and writes, of everything else the memory traffic of a rank."""
+    """Seconds on one mesh; `axis` may be two, `dp+tp`.
+
+    `nbytes` of a collective is the larger of what a rank reads and writes, of everything else the memory traffic of a rank.
+    """
 
     def compute_s(self, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float: ...
 
@@ -85,22 +90,34 @@ byte on a link, a launch or a byte of memory costs, so that no two costs change 
 def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int], shape: Sequence[int], itemsize: int) -> Price:
     """The price of one boxing step of a tensor, for `ir.boxing.chain`; what the search charges is the sum over the chain."""
 
+    sizes: dict[NdSbp, int] = {}
+
+    def held(nd: NdSbp) -> int:
+        if nd not in sizes:
+            sizes[nd] = math.prod(local_shape(shape, nd, mesh_shape)) * itemsize
+        return sizes[nd]
+
     def price(step: Step) -> float:
-        read, written = step_nbytes(step, shape, mesh_shape, itemsize)
-        if step.is_local:
-            return pricing.local_s(2 * written if step.kind != "pad" else read + written)
-        nbytes = max(read, written)
-        return pricing.collective_s(step.kind, nbytes, axes[step.axis]) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
+        return step_price(pricing, step.over(axes), step.kind, held(step.src), held(step.dst))
 
     return price
 
 
+def step_price(pricing: Pricing, axis: str, kind: str, read: float, written: float) -> float:
+    """Seconds of a step of a kind in which the rank that has most reads and writes so many bytes."""
+    if kind in LOCAL:
+        return pricing.local_s(2 * written if kind != "pad" else read + written)
+    nbytes = max(read, written)
+    return pricing.collective_s(kind, nbytes, axis) + TIE_BYTE_S * nbytes + TIE_COLLECTIVE_S
+
+
 def axis_links(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int]) -> tuple[Link, ...]:
-    """For each axis a line through two measured gathers, small and large: enough to choose the chain of a re-shard without a cost model."""
+    """For each of `ir.boxing.axis_sets` a line through two gathers, small and large: enough to choose the chain of a re-shard without a cost model."""
     small, large = 1 << 10, 1 << 24
     out = []
-    for axis, n in zip(axes, mesh_shape, strict=True):
-        latency_s, long_s = (pricing.collective_s("all_gather", float(nbytes), axis) for nbytes in (small, large))
+    for joined in axis_sets(len(axes)):
+        n = math.prod(mesh_shape[axis] for axis in joined)
+        latency_s, long_s = (pricing.collective_s("all_gather", float(nbytes), JOINED.join(axes[axis] for axis in joined)) for nbytes in (small, large))
         out.append((latency_s, max(0.0, long_s - latency_s) / ((large - small) * (n - 1) / n)))
     return tuple(out)
 
@@ -112,7 +129,8 @@ def work_of(op: Op, sizes: Sizes, attrs: Attrs, width: int, widths: Mapping[str,
     """
     ins, outs = op.elements_of(sizes)
     if not widths:
-        return op.flops_of(sizes, attrs), float((sum(ins) + sum(outs)) * width), op.gemm_of(sizes, attrs)
+        num_moved = op.moves(sizes, attrs) if op.moves else sum(ins) + sum(outs)
+        return op.flops_of(sizes, attrs), float(num_moved * width), op.gemm_of(sizes, attrs)
     every = zip((*op.inputs, *op.outputs), (*ins, *outs), strict=True)
     traffic = sum(n * widths.get(o.name, widths.get(o.name.removesuffix("2"), width)) for o, n in every)
     return op.flops_of(sizes, attrs), float(traffic), op.gemm_of(sizes, attrs)

@@ -19,6 +19,7 @@ from planner.optimizers import is_hidden, update_of
 from planner.runs import Short
 from planner.solver.blocks import CannotFold, Repeated
 from planner.solver.factors import FactorGraph
+from planner.solver.gathered import distinct
 from planner.space import Limit, Space
 from planner.tables import AGAIN, APART, KEPT, ONCE, Choice, HubClass, Index, NodeClass, ParamClass, Table, Tables
 from planner.trade import Trade
@@ -141,7 +142,7 @@ class Problem:
     def factor_graph(self) -> FactorGraph:
         """Seconds, the price of memory in them."""
         unary, edges, pairwise = self._costs()
-        return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.table for c in unary), edges, tuple(c.table for c in pairwise))
+        return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.gathered.dense() for c in unary), edges, tuple(c.gathered for c in pairwise))
 
     def trade(self) -> Trade:
         """Seconds and bytes apart, with every choice between them."""
@@ -260,28 +261,33 @@ class Problem:
             return None
         cls, rows, m, other = choice.cls, choice.rows, self.terms.num_microbatches, self.choices[u]
         assert isinstance(cls, NodeClass)
-        places, boxes = cls.ins[i][rows], cls.in_boxes[i]
-        source, target, common = _ends(other)
+        boxes, (source, target, common) = cls.in_boxes[i], _ends(other)
+        ends, of_ends = distinct(source, target, common)
+        uses, of_uses = distinct(cls.ins[i][rows], cls.cots[i][rows])
+        source, target, common = source[ends], target[ends], common[ends]
+        places, cotangents = cls.ins[i][rows[uses]], cls.cots[i][rows[uses]]
         shown = self.terms.exposed if isinstance(other.cls, ParamClass) else 1.0
         once = m * shown * boxes.cost[np.ix_(source, places)]
         backward: Table | float = 0.0
         if self.facts.node[n.name].carries[i]:
-            backward = m * (shown * boxes.cost[np.ix_(cls.cots[i][rows], target)].T + _accumulating(other, cls.cots[i][rows]))
+            backward = m * (shown * boxes.cost[np.ix_(cotangents, target)].T + _accumulating(other, target, cotangents))
         made: dict[tuple[str, int], Cost] = {}
         for use in (self._use(n, i, hub, node) for hub in other.ways for node in choice.ways):
             if use not in made:
                 made[use] = _consumer(boxes.nbytes, (source, common, places), use[0], once, use[1], backward, self.terms.rate(n.layer))
-        return Cost.stacked([[made[self._use(n, i, hub, node)] for node in choice.ways] for hub in other.ways])
+        return Cost.stacked([[made[self._use(n, i, hub, node)] for node in choice.ways] for hub in other.ways]).spread(of_ends, of_uses)
 
     def _output_table(self, n: Node, j: int, u: int, choice: Choice) -> Cost | None:
         if u < 0:
             return None
         cls, rows, m, rate, other = choice.cls, choice.rows, self.terms.num_microbatches, self.terms.rate(n.layer), self.choices[u]
         assert isinstance(cls, NodeClass)
-        places, boxes = cls.outs[j][rows], cls.out_boxes[j]
-        source, target, _ = _ends(other)
+        boxes, (source, target, _) = cls.out_boxes[j], _ends(other)
+        ends, of_ends = distinct(source, target)
+        makes, of_makes = distinct(cls.outs[j][rows], cls.needs[j][rows])
+        source, target, places = source[ends], target[ends], cls.outs[j][rows[makes]]
         once = m * boxes.cost[np.ix_(places, source)].T
-        backward = m * boxes.cost[np.ix_(target, cls.needs[j][rows])] if n.outputs[j] in self.facts.differentiable else 0.0
+        backward = m * boxes.cost[np.ix_(target, cls.needs[j][rows[makes]])] if n.outputs[j] in self.facts.differentiable else 0.0
 
         def cost(hub: str, node: str) -> Cost:
             found = self._output(n, j, hub, node)
@@ -291,7 +297,7 @@ class Problem:
             apart = (source[:, None] != places[None, :]) if mode == "shared" else np.ones(once.shape, dtype=bool)
             return Cost.of(rate, once * times + backward, np.where(apart, boxes.nbytes[places][None, :], 0.0) * (mode != ""))
 
-        return Cost.stacked([[cost(hub, node) for node in choice.ways] for hub in other.ways])
+        return Cost.stacked([[cost(hub, node) for node in choice.ways] for hub in other.ways]).spread(of_ends, of_makes)
 
     def hub_alone(self, tensor: str) -> Cost:
         """Of a hub: what is kept there in any case, boxing for readers that share, and adding the cotangents of several uses."""
@@ -408,12 +414,11 @@ def _ends(choice: Choice) -> tuple[Index, Index, Index]:
     return cls.held[rows], cls.grad[rows], cls.held[rows]
 
 
-def _accumulating(choice: Choice, cotangents: Index) -> Table | float:
-    """[param state, node state]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
+def _accumulating(choice: Choice, grad: Index, cotangents: Index) -> Table | float:
+    """[accumulator, cotangent]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
     cls = choice.cls
     if not isinstance(cls, ParamClass):
         return 0.0
-    grad = cls.grad[choice.rows]
     return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
 
 

@@ -7,7 +7,7 @@ the plan, so that placement, credits, memory and price need not know of rings; a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,13 @@ from ir.ops import catalogue
 from ir.plan import Hub, Plan
 from ir.sbp import NdSbp, Sbp
 from planner.autodiff import Joint
-from planner.context import AXIS, FORMS, is_positional, refusal
+from planner.context import AXIS, FORMS, form_of, inner_of, is_positional, refusal
 from planner.place import AFTER
 
 GIVEN = ("dq", "dk", "dv")
+
+Pair = tuple[str, str]
+"""Keys and values, or a result and the logarithm of its denominator."""
 
 _TURN = {"attention": "attention_part", "attention.grad": "attention_part.grad"}
 
@@ -47,13 +50,16 @@ def with_rings(joint: Joint, plan: Plan) -> Joint:
     """Every attention, and its gradient, as turns of a ring."""
     if not plan.context.startswith("ring"):
         return joint
-    return _Rings(joint, num_parts(plan)).run()
+    return _Rings(joint, num_parts(plan), inner_of(plan.context, num_parts(plan))).run()
 
 
 class _Rings:
-    def __init__(self, joint: Joint, parts: int) -> None:
-        self.joint, self.parts = joint, parts
+    """`inner`: parts that go round in a ring of their own, after which all such blocks move on to the next one."""
+
+    def __init__(self, joint: Joint, parts: int, inner: int) -> None:
+        self.joint, self.parts, self.inner = joint, parts, inner
         self.nodes: list[Node] = []
+        self.done: tuple[str, ...] = ()
         self.tensors: dict[str, Tensor] = dict(joint.graph.tensors)
 
     def run(self) -> Joint:
@@ -76,28 +82,44 @@ class _Rings:
         self.tensors[name] = replace(self.tensors[tensor], name=name, role="value")
         return name
 
-    def _shift(self, n: Node, tensor: str, like: str, what: str, after: tuple[str, ...] = ()) -> str:
-        """`after`: what must be there before the message is sent, so that it does not run ahead."""
-        out = self._like(n, like, what)
-        self._add(n, "shift", f"{what}.shift", [tensor], [out], parts=self.parts, **({AFTER: after} if after else {}))
+    def _shift(self, n: Node, tensor: str, like: str, what: str, after: tuple[str, ...] = (), of_blocks: bool = False, out: str = "") -> str:
+        """`after`: what must be there before the message is sent, so that it does not run ahead. `out`: what it gives, else a new tensor."""
+        out = out or self._like(n, like, what)
+        blocks = {"inner": self.inner, "of_blocks": of_blocks} if self.inner < self.parts else {}
+        self._add(n, "shift", f"{what}.shift", [tensor], [out], parts=self.parts, **blocks, **({AFTER: after} if after else {}))
         return out
 
-    def _send(self, n: Node, turn: int, held: tuple[str, str], after: tuple[str, ...]) -> tuple[str, str]:
-        """The keys and values of the next turn on their way, but for the last one."""
-        if turn == self.parts - 1:
-            return ("", "")
-        k, v = (self._shift(n, t, t, f"{x}{turn + 1}", after) for t, x in zip(held, "kv", strict=True))
+    def _sent(self, n: Node, turn: int, held: Pair, after: tuple[str, ...], of_blocks: bool = False) -> Pair:
+        """The keys and values on their way to where they are in this turn."""
+        k, v = (self._shift(n, t, t, f"{x}{turn}", after, of_blocks) for t, x in zip(held, "kv", strict=True))
         return k, v
 
     def _turn(self, n: Node, turn: int, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        self._add(n, _TURN[n.op], f"turn{turn}", inputs, outputs, **{**n.attrs, "parts": self.parts, "turn": turn})
+        inner = {"inner": self.inner} if self.inner < self.parts else {}
+        self._add(n, _TURN[n.op], f"turn{turn}", inputs, outputs, **{**n.attrs, "parts": self.parts, "turn": turn, **inner})
+
+    def _keys(self, n: Node, own: Pair) -> Iterator[tuple[int, Pair, Pair]]:
+        """(turn, keys and values that are here in it, those that come in for the next one). What is sent in a turn waits for what `self.done` names then.
+
+        A round begins with sending what is here to the next block, where it is used when the round is over.
+        """
+        here, next_block = own, ("", "")
+        for turn in range(self.parts):
+            coming = ("", "")
+            if turn % self.inner == 0 and turn + self.inner < self.parts and self.inner < self.parts:
+                next_block = self._sent(n, turn + self.inner, here, self.done, of_blocks=True)
+            if (turn + 1) % self.inner:
+                coming = self._sent(n, turn + 1, here, self.done)
+            elif turn + 1 < self.parts:
+                coming = next_block
+            yield turn, here, coming
+            here = coming
 
     def _forward(self, n: Node) -> None:
         """While a turn computes, the keys and values of the next one come in, and no others: what has been used makes room for them."""
         (q, k, v), (out, lse) = n.inputs, n.outputs
-        held, so_far = (k, v), ("", "")
-        for turn in range(self.parts):
-            coming = self._send(n, turn, held, (so_far[1],) if turn else ())
+        so_far, self.done = ("", ""), ()
+        for turn, held, coming in self._keys(n, (k, v)):
             mine = (self._like(n, out, f"out{turn}"), self._like(n, lse, f"lse{turn}"))
             self._turn(n, turn, (q, *held), mine)
             if turn:
@@ -106,30 +128,43 @@ class _Rings:
                 attrs = {label: self.joint.graph.sizes(n)[label] for label in ("r", "w")}
                 self._add(n, "join_parts", f"join{turn}", (*so_far, *mine), total, **attrs, **({} if last else {AFTER: coming}))
                 mine = total
-            held, so_far = coming, mine
+            so_far, self.done = mine, (mine[1],)
 
     def _backward(self, n: Node) -> None:
         """Keys and values go round once more; with them the sums of their gradients, which one shift more brings home."""
         dout, q, k, v, out, lse = n.inputs
-        held, sums = (k, v), list[str]()
-        for turn in range(self.parts):
-            # what was kept from the forward is there long before
-            coming = self._send(n, turn, held, (sums[0] if turn else dout,))
+        # what was kept from the forward is there long before
+        self.done, total, sums, brought = (dout,), "", list[str](), list[str]()
+        for turn, held, coming in self._keys(n, (k, v)):
             mine, last = [self._like(n, t, f"{x}{turn}") for t, x in zip(n.outputs, GIVEN, strict=True)], turn == self.parts - 1
             self._turn(n, turn, (dout, q, *held, out, lse), mine)
-            if turn:
-                mine = self._added(n, turn, sums, mine, () if last else coming)
-            held, sums = coming, mine
-        for total, home, x in zip(sums[1:], n.outputs[1:], GIVEN[1:], strict=True):
-            self._add(n, "shift", f"{x}.shift", (total,), (home,), parts=self.parts)
+            if turn % self.inner:
+                came = [self._shift(n, t, t, f"{x}{turn}.came") for t, x in zip(sums, GIVEN[1:], strict=True)]
+                sums = [self._added(n, f"{x}{turn}", old, new, t) for x, old, new, t in zip(GIVEN[1:], came, mine[1:], n.outputs[1:], strict=True)]
+            else:
+                sums = mine[1:]
+            total = self._added(n, f"dq{turn}", total, mine[0], n.outputs[0], last, () if last else coming) if turn else mine[0]
+            self.done = (total,)
+            if (turn + 1) % self.inner == 0:
+                brought = self._brought(n, turn, sums, brought)
 
-    def _added(self, n: Node, turn: int, sums: Sequence[str], mine: Sequence[str], after: tuple[str, ...]) -> list[str]:
-        """What a turn gives, added to what has come so far: of queries here, of keys and values from the neighbour."""
-        came = [sums[0], *(self._shift(n, t, t, f"{x}{turn}.came") for t, x in zip(sums[1:], GIVEN[1:], strict=True))]
-        names = [n.outputs[0] if x == "dq" and turn == self.parts - 1 else self._like(n, t, f"{x}{turn}.sum") for t, x in zip(n.outputs, GIVEN, strict=True)]
-        for x, old, new, total in zip(GIVEN, came, mine, names, strict=True):
-            self._add(n, "add", f"{x}{turn}.add", (old, new), (total,), **({AFTER: after} if after and x == "dq" else {}))
-        return names
+    def _brought(self, n: Node, turn: int, sums: Sequence[str], brought: Sequence[str]) -> list[str]:
+        """At the end of a round: the sums of a block come back to where the round began, are added to what blocks before it have brought, and go on."""
+        nested, out = self.inner < self.parts, list[str]()
+        for at, (total, home, x) in enumerate(zip(sums, n.outputs[1:], GIVEN[1:], strict=True)):
+            back = self._shift(n, total, home, f"{x}.round{turn}" if nested else x, out="" if nested else home)
+            if nested:
+                back = self._added(n, f"{x}.block{turn}", brought[at], back, home) if brought else back
+                last = turn == self.parts - 1
+                back = self._shift(n, back, home, x if last else f"{x}.from{turn}", of_blocks=True, out=home if last else "")
+            out.append(back)
+        return out
+
+    def _added(self, n: Node, what: str, old: str, new: str, like: str, last: bool = False, after: tuple[str, ...] = ()) -> str:
+        """The sum of two tensors, that of all where it is the last."""
+        total = like if last else self._like(n, like, f"{what}.sum")
+        self._add(n, "add", f"{what}.add", (old, new), (total,), **({AFTER: after} if after else {}))
+        return total
 
 
 def ringed_plan(plan: Plan, joint: Joint) -> Plan:
@@ -166,7 +201,7 @@ def ringed_plan(plan: Plan, joint: Joint) -> Plan:
 def _entering(n: Node, of: Sequence[Rule]) -> NdSbp:
     """Where the keys or values that a first shift sends on lie."""
     ins = nd_placements(of, catalogue("attention_part"))[0]
-    return ins[1 if n.name.rpartition(".")[0].endswith("k1") else 2]
+    return ins[1 if n.name.rpartition(".")[0].rpartition(".")[2].startswith("k") else 2]
 
 
 def _passing(sbp: Sbp, op: str) -> Rule:
@@ -184,13 +219,16 @@ def _joining(sbp: Sbp) -> Rule:
 
 def check_context(graph: Graph, plan: Plan) -> None:
     """Raises PlanError where `plan.context` is none that the graph can be run with on the plan's mesh."""
-    form, _, order = plan.context.partition(" ")
+    form, order = form_of(plan.context), plan.context.partition(" ")[2]
     if not plan.context:
         return
     if form not in FORMS or order not in ("", "zigzag"):
         raise PlanError(f"the plan says context `{plan.context}`; it can be {', '.join(FORMS)}, and with it zigzag")
     if num_parts(plan) == 1:
         raise PlanError(f"the plan says context `{plan.context}`, but its mesh has no axis {AXIS} of 2 ranks or more; plan again")
+    told = plan.context.partition(" ")[0].partition(":")[2]
+    if told and (form != "ring" or not told.isdecimal() or int(told) < 2 or num_parts(plan) % int(told)):
+        raise PlanError(f"the plan says context `{plan.context}`; a ring of rings has a number of ranks in each that divides the {num_parts(plan)} of {AXIS}")
     if why := refusal(graph, num_parts(plan), form, order == "zigzag"):
         raise PlanError(f"context `{plan.context}` over {num_parts(plan)} ranks: {why}")
     for n in graph.nodes if form == "ring" else ():

@@ -31,7 +31,7 @@ from planner.frontends.model import Model
 from planner.hints import Hint
 from planner.lessons import Lessons
 from planner.optimizers import with_defaults
-from planner.reasons import why
+from planner.reasons import advice, why
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
 
@@ -175,22 +175,16 @@ class _Search:
 
     def run(self) -> Result:
         might = {c for c in self.space if self.evaluator.may_fit(c)}
-        guesses = {c: self.evaluator.sketches.step_s(c) for c in might}
-        self.waiting = sorted(might, key=lambda c: (guesses[c], str(c)))
-        self.lessons = Lessons(self.waiting, [guesses[c] for c in self.waiting])
+        self._await(might)
         for c in self.space:
             if c not in might:
                 self._put_off(c)
         try:
-            while self.waiting and not self._is_enough():
-                promising = self._next()
-                if promising is None:
-                    break
-                self._try(promising)
-                self.waiting.remove(promising)
+            self._explore()
             self._try_schedules()
             self._try_whole()
             self._try_put_off()
+            self._try_loss_chunks()
             self._simulate(2 * self.top)
         except KeyboardInterrupt:
             if not self.found:
@@ -204,6 +198,35 @@ class _Search:
         for c in self.waiting:
             self.left_out += map(self.evaluator.bounds.lower_bound_s, self._variants(c))
         return self._result()
+
+    def _await(self, candidates: Iterable[Candidate]) -> None:
+        """These wait to be evaluated, ordered by their sketches."""
+        sketched = {c: self.evaluator.sketches.step_s(c) for c in candidates}
+        self.waiting = sorted(sketched, key=lambda c: (sketched[c], str(c)))
+        self.lessons = Lessons(self.waiting, [sketched[c] for c in self.waiting])
+
+    def _explore(self) -> None:
+        """Evaluates what waits, as long as something is promising."""
+        while self.waiting and not self._is_enough():
+            promising = self._next()
+            if promising is None:
+                break
+            self._try(promising)
+            self.waiting.remove(promising)
+
+    def _try_loss_chunks(self) -> None:
+        """Where nothing fits, head and loss over chunks of tokens."""
+        if self.found or "loss_chunks" in self.evaluator.fix:
+            return
+        missing = {e.candidate: e.memory.peak_bytes - self.evaluator.usable_bytes for e in self.too_big}
+        may = [c for c in map(self.evaluator.in_loss_chunks, self.space) if c.loss_chunks > 1 and self.evaluator.may_fit(c)]
+        may = [c for c in may if missing.get(replace(c, loss_chunks=1), 0.0) <= self.evaluator.logit_bytes(c)]
+        self.space = (*self.space, *may)
+        self._await(may)
+        self._explore()
+        if self.found:
+            self.too_big.clear()
+            self._try_schedules()
 
     def _variants(self, c: Candidate) -> tuple[Candidate, ...]:
         """The point under every schedule that is open, itself first."""
@@ -335,8 +358,7 @@ class _Search:
 
     def _fitted_s(self, e: Evaluated) -> float:
         """What a draft that does not fit may take where it does."""
-        usable = self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes
-        return float(e.estimate_s * (e.memory.peak_bytes / usable) ** SQUEEZED)
+        return float(e.estimate_s * (e.memory.peak_bytes / self.evaluator.usable_bytes) ** SQUEEZED)
 
     def _search_order(self, e: Evaluated, wanted: bool) -> None:
         """The best order for the layout's own times, where it may gain something and is not too long to be searched for."""
@@ -401,8 +423,9 @@ class _Search:
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
         num = sum(len(self._variants(c)) for c in self.space) + self.num_whole
+        told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, self.evaluator.cluster))} for i, p in enumerate(best, 1))
         return Result(
-            tuple(replace(p, predicted={**p.predicted, "rank": i, "why": why(p, best)}) for i, p in enumerate(best, 1)), num,
+            tuple(replace(p, predicted={**p.predicted, **words}) for p, words in zip(best, told, strict=True)), num,
             self.num_evaluated, self.num_pruned, time.perf_counter() - self.began_s, gap == 0.0, gap, self.interrupted,
         )  # fmt: skip
 

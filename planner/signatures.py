@@ -15,7 +15,8 @@ from ir.graph import Graph, Node, Tensor
 from ir.plan import Plan
 from ir.sbp import Sbp
 from ir.units import seconds
-from planner.context import AXIS, context_space
+from planner.chunks import planned_chunks
+from planner.context import AXIS, context_space, form_of
 from planner.facts import analyse, uneven_labels
 from planner.frontends.model import Model
 from planner.hints import legal_on
@@ -63,12 +64,12 @@ class _Asker:
 
     @classmethod
     def of(cls, model: Model, cluster: Cluster, plan: Plan) -> _Asker:
-        graph = model.graph(plan.microbatch, plan.seq, plan.dtype)
+        graph = planned_chunks(model.graph(plan.microbatch, plan.seq, plan.dtype), plan)
         pricing = MeshPricing(CostModel(cluster), plan.mesh(0))
         tables = new_tables(plan.axes, plan.mesh_shape, pricing)
         base = layout_space(graph, plan.axes) & no_batch(graph, "tp")
         if plan.context:
-            base &= context_space(graph, AXIS, plan.mesh(0).axis_size(AXIS), plan.context.split()[0], plan.axes)
+            base &= context_space(graph, AXIS, plan.mesh(0).axis_size(AXIS), form_of(plan.context), plan.axes)
         in_flight = math.ceil(kept(plan.schedule, len(plan.sites), plan.num_microbatches, len(plan.stages) // len(plan.sites)))
 
         def ask(space: Space) -> Placed:

@@ -197,7 +197,7 @@ def _nbytes(registers: Iterable[Register], actors: Sequence[Actor]) -> dict[Key,
         for name in a.takes:
             readers.setdefault(name, []).append(a)
     out: dict[Key, float] = {"arena": 0.0}
-    for r in registers:
+    for r in (r for r in registers if not r.inside):
         source = writer.get(r.name)
         if r.arena and not r.offsets:
             out["arena"] = max(out["arena"], float(r.offset + r.nbytes))

@@ -29,7 +29,7 @@ def layout(graph: Graph, plan: Plan) -> dict[str, Any]:
         "vpp": len(plan.stages) // (len(plan.sites) * plan.copies),
         "mbs": plan.microbatch // dp, "num_microbatches": plan.num_microbatches, "schedule": plan.schedule, "seq_chunks": max(1, len(plan.pieces)),
         "recompute": recomputed(plan), "zero": zero_level(graph, plan), "sp": is_sequence_parallel(graph, plan),
-        **({"cp_form": plan.context} if plan.context else {}),
+        **({"cp_form": plan.context} if plan.context else {}), **({"loss_chunks": plan.loss_chunks} if plan.loss_chunks > 1 else {}),
     }  # fmt: skip
 
 

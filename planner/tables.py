@@ -10,21 +10,22 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.boxing import Step, kind_1d, legal, may_step
+from ir.boxing import joint_steps, kind_1d, legal, may_step
 from ir.graph import Node, Tensor
-from ir.op import Op, Rule, nd_placements
+from ir.op import ALL_B, Op, Rule, nd_placements
 from ir.ops import catalogue
 from ir.sbp import P_MAX, B, NdSbp, P, S, Sbp, local_shape
 from ir.units import DTYPE_BYTES
 from planner.facts import NodeFacts
-from planner.optimizers import Update, attrs_of, intermediate, state_dtype, updated
-from planner.pricing import Pricing, boxing_price, work_of
+from planner.optimizers import Update, attrs_of, state_dtype, updated
+from planner.owners import num_slots, stack_places
+from planner.pricing import Pricing, step_price, work_of
 
 Table = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -86,7 +87,7 @@ class Boxes:
         """Seconds of every single step, and the axis on which it enters P, -1 for none."""
         n = len(self.places)
         cost, enters = np.full((n, n), np.inf), np.full((n, n), -1, dtype=np.intp)
-        price = boxing_price(self.pricing, self.axes, self.mesh_shape, self.shape, self.itemsize)
+        seconds = cache(partial(step_price, self.pricing))
         for i, src in enumerate(self.places):
             for axis in range(len(self.axes)):
                 for target in (B, P, *((P_MAX,) if self.has_max else ()), *map(S, range(len(self.shape)))):
@@ -97,9 +98,12 @@ class Boxes:
                     j = self.index.get(dst)
                     if j is None or not may_step(src, dst, axis):
                         continue
-                    cost[i, j] = price(Step(axis, kind_1d(here, target), src, dst))
+                    cost[i, j] = seconds(self.axes[axis], kind_1d(here, target), self.nbytes[i], self.nbytes[j])
                     if target.is_partial:
                         enters[i, j] = axis
+            for step in joint_steps(src, self.shape, self.mesh_shape):
+                j = self.index[step.dst]
+                cost[i, j] = min(cost[i, j], seconds(step.over(self.axes), step.kind, self.nbytes[i], self.nbytes[j]))
         return cost, enters
 
 
@@ -156,9 +160,14 @@ class ParamClass:
     params: Table
     optimizer: Table
 
+    @cached_property
+    def apart(self) -> NDArray[np.bool_]:
+        """By state whether the gradient at the state is no run of the accumulator's bytes: only what cuts dim 0 leaves one."""
+        return np.array([any(state != grad and state.is_split and state.dim > 0 for state, _, grad in nd) for nd in self.states], dtype=bool)
+
     def grads(self, num_uses: int) -> Table:
-        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it is another tensor."""
-        total: Table = self.wide.nbytes[self.state] * ((self.grad != self.state) | (num_uses > 1))
+        """Bytes of gradients by state: one accumulator for each use, and the sum at the state where it cannot lie in the accumulator (`planner.inplace`)."""
+        total: Table = self.wide.nbytes[self.state] * (self.apart | (num_uses > 1))
         return total + num_uses * self.wide.nbytes[self.grad]
 
 
@@ -344,22 +353,44 @@ class Tables:
         widths = {t.name: DTYPE_BYTES[t.dtype] for t in update.states if t.dtype != state}
         made: dict[str, tuple[Boxes, NdSbp]] = {}
         boxed: dict[tuple[str, NdSbp], float] = {}
-        seconds = 0.0
+        seconds, slots = 0.0, num_slots(update, nd, self.mesh_shape)
         for op, rules in zip(update.ops, update.rules(nd), strict=True):
             ins, outs = nd_placements(rules, op)
-            local = {label: -(-update.sizes[label] // parts) for label, parts in (dict.fromkeys(op.labels, 1) | _cuts(rules, self.mesh_shape)).items()}
-            seconds += self.pricing.compute_s(op.name, state, *work_of(op, local, attrs_of(update, op), wide.itemsize, widths))
-            for operand, place in zip(op.inputs, ins, strict=True):
-                if operand.name in made:
-                    boxes, have = made[operand.name]
-                    boxed[operand.name, place] = float(boxes.cost[boxes.index[have], boxes.index[place]])
+            if slots > 1 and update.needs_whole(op):
+                seconds += self._owned_s(update, op, rules, nd, slots) / slots
+                outs = (nd,)
+            else:
+                seconds += self._kernel_s(update, op, rules, widths)
+                for operand, place in zip(op.inputs, ins, strict=True):
+                    if operand.name in made:
+                        boxes, have = made[operand.name]
+                        boxed[operand.name, place] = float(boxes.cost[boxes.index[have], boxes.index[place]])
             for operand, place in zip(op.outputs, outs, strict=True):
                 if operand.name.removesuffix("2") not in updated(op):
-                    made[operand.name] = (self.boxes(intermediate(update, op, operand.name, state)), place)
+                    made[operand.name] = (self.boxes(update.between(op, operand.name)), place)
         if state != dtype:
             n = math.prod(local_shape(wide.shape, nd, self.mesh_shape))
             seconds += self.pricing.compute_s("cast", state, *work_of(catalogue("cast").for_ranks([1]), {"b": n}, {}, wide.itemsize))
         return seconds + sum(boxed.values())
+
+    def _kernel_s(self, update: Update, op: Op, rules: Sequence[Rule], widths: Mapping[str, int]) -> float:
+        """Seconds of an operator of an update."""
+        state = state_dtype(update.dtype)
+        local = {label: -(-update.sizes[label] // parts) for label, parts in (dict.fromkeys(op.labels, 1) | _cuts(rules, self.mesh_shape)).items()}
+        return self.pricing.compute_s(op.name, state, *work_of(op, local, attrs_of(update, op), DTYPE_BYTES[state], widths))
+
+    def _owned_s(self, update: Update, op: Op, rules: Sequence[Rule], nd: NdSbp, slots: int) -> float:
+        """Seconds of a full stack that is dealt to owners: laying it, bringing it to them, its operator on one slot, and the way back."""
+        seconds = 0.0
+        laid, working, taken = stack_places(nd, rules)
+        for operand, src, dst in ((op.inputs[0], laid, working), (op.outputs[0], working, taken)):
+            one = update.between(op, operand.name)
+            boxes = self.boxes(replace(one, shape=(slots, *one.shape)))
+            seconds += float(boxes.cost[boxes.index[src], boxes.index[dst]] + boxes.local_s[boxes.index[laid if dst == working else taken]])
+        cuts = _cuts([rule for rule in rules if rule != ALL_B], [n for rule, n in zip(rules, self.mesh_shape, strict=True) if rule != ALL_B])
+        local = {label: -(-update.sizes[label] // cuts.get(label, 1)) for label in op.labels}
+        dtype = update.between(op, op.inputs[0].name).dtype
+        return seconds + self.pricing.compute_s(op.name, dtype, *work_of(op, local, attrs_of(update, op), DTYPE_BYTES[dtype]))
 
 
 def _rules(facts: NodeFacts, sizes: Mapping[str, int], parts: int, uneven: frozenset[str]) -> tuple[Rule, ...]:

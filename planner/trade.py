@@ -7,6 +7,7 @@ better one: what is left of the states is small, and the integer program on it f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,8 @@ from scipy.sparse import coo_array, vstack
 
 from ir.errors import PlanError
 from planner.solver.elimination import solve
-from planner.solver.factors import FactorGraph, Table
+from planner.solver.factors import FactorGraph
+from planner.solver.gathered import Table
 from planner.solver.reductions import Factors
 
 Options = tuple[tuple[Table, Table], ...]
@@ -140,12 +142,15 @@ def min_marginals(graph: FactorGraph) -> list[Table]:
         factors = Factors.of(graph)
         factors.keep = frozenset((v,))
         factors.eliminate_all()
-        out.append(factors.tables[(v,)] + factors.constant)
+        out.append(factors.tables[(v,)].dense() + factors.constant)
     return out
 
 
-def integer_within(trade: Trade, limit: float) -> Answer | None:
-    """All states, entries and ways given to HiGHS's branch and bound with one row for the bytes; None where nothing fits. The slow twin of `solve_within`."""
+def integer_within(trade: Trade, limit: float, seconds: float = math.inf) -> Answer | None:
+    """All states, entries and ways given to HiGHS's branch and bound with one row for the bytes; None where nothing fits. The slow twin of `solve_within`.
+
+    After so many `seconds` the best that it knows, and its bound. Raises PlanError where it knows none.
+    """
     columns = _columns(trade)
     second, byte = max(float(np.abs(columns.seconds).max()), 1e-30), max(limit, 1.0)
     where = np.flatnonzero(columns.nbytes)
@@ -157,7 +162,7 @@ def integer_within(trade: Trade, limit: float) -> Answer | None:
         constraints=LinearConstraint(rows, low, high),
         integrality=columns.integral,
         bounds=Bounds(0.0, 1.0),
-        options={"mip_rel_gap": 0.0},
+        options={"mip_rel_gap": 0.0, "time_limit": seconds},
     )
     if found.status == 2:
         return None

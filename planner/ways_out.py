@@ -55,7 +55,8 @@ def _with_seq(evaluator: Evaluator, seq: int) -> Evaluator:
 
 
 def _space(evaluator: Evaluator) -> list[Candidate]:
-    return list(bases(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
+    found = list(bases(evaluator.fix, evaluator.cluster.num_devices, evaluator.batch, evaluator.bounds.graph(1)))
+    return found if "loss_chunks" in evaluator.fix else [*found, *(c for c in map(evaluator.in_loss_chunks, found) if c.loss_chunks > 1)]
 
 
 def _smallest(evaluator: Evaluator) -> Evaluated | None:

@@ -1,13 +1,15 @@
 """Corrects a cluster by measured runs of programs on it: levels, by which everything that is priced is multiplied (`profile["levels"]`).
 
-One measured step fixes the level of all. Timelines fix that of every operator and of communication, then that of the step; half of what was measured is kept
-back, so that the error of what was fitted and of what was not are told apart. A kind of communication that takes far longer than all else
-would explain is named and corrects nothing: that is a wrong kernel or a broken link, which a slower link in the profile would hide.
+One measured step fixes the level of all, or of this program alone where the level that all share is told apart (`remembered`). Timelines fix that of every
+operator and of communication, then that of the step; half of what was measured is kept back, so that the error of what was fitted and of what was not are told
+apart. A kind of communication that takes far longer than all else would explain is named and corrects nothing: that is a wrong kernel or a broken link, which a
+slower link in the profile would hide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ir.cluster import Cluster
@@ -23,6 +25,9 @@ CLOSE = 1e-4
 """A predicted step this near to the measured one is the same."""
 
 COMPUTE, COMMUNICATION = "compute", "communication"
+STEPS = "steps"
+"""Key of a profile: the `level` that all programs share, and how many times its price each `measured` program took, by fingerprint."""
+
 SUSPECT = 20.0
 """A level further than this from 1 says that the measurement is of something else."""
 
@@ -43,13 +48,15 @@ class Sample:
 class Calibration:
     """The corrected cluster; the mean |predicted / measured - 1| of a step before, on what was fitted, and on what was not (None where nothing was left).
 
-    `outliers`: measured over predicted seconds of the kinds of communication by which nothing was corrected.
+    `level`: times that everything takes, by the steps. `outliers`: measured over predicted seconds of the kinds of communication by which nothing was
+    corrected.
     """
 
     cluster: Cluster
     before: float
     train: float
     test: float | None
+    level: float = 1.0
     outliers: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -61,14 +68,15 @@ def calibrate(cluster: Cluster, train: Sequence[Sample], test: Sequence[Sample] 
     if not train:
         raise InputError("nothing measured was given to calibrate by")
     before = error(cluster, train)
-    found, outliers = cluster, dict[str, float]()
+    found, outliers, level = _forgotten(cluster), dict[str, float](), 1.0
     if timelines := [s for s in train if s.timeline is not None]:
         busy = _busy(found, timelines)
         outliers = _outliers(busy)
         found = levelled(found, _by_operator(busy, outliers))
     if not outliers:
-        found = _level_of_step(found, train)
-    return Calibration(found, before, error(found, train), error(found, test) if test else None, outliers)
+        level = _level_of_step(found, train)
+        found = scaled(found, level)
+    return Calibration(found, before, error(found, train), error(found, test) if test else None, level, outliers)
 
 
 def error(cluster: Cluster, samples: Sequence[Sample]) -> float:
@@ -77,7 +85,7 @@ def error(cluster: Cluster, samples: Sequence[Sample]) -> float:
 
 
 def predicted_s(cluster: Cluster, program: Program) -> float:
-    return simulate(program, CostModel(cluster), steps=3).step_s
+    return simulate(program, CostModel(of_program(cluster, program)), steps=3).step_s
 
 
 def levelled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
@@ -94,8 +102,39 @@ def scaled(cluster: Cluster, factor: float) -> Cluster:
     return levelled(cluster, dict.fromkeys(sorted(names), factor))
 
 
-def _level_of_step(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
-    """Scales the cluster until the mean predicted step is the measured one; what a driver adds to every action stays as it is, so this takes a few rounds."""
+def remembered(cluster: Cluster, program: Program, times: float, shared: Callable[[Sequence[float]], float]) -> Cluster:
+    """The cluster once a program took `times` what it was priced: that program does henceforth, all others take the level that its programs share.
+
+    `shared`: that level by what each program measured so far took, both as logarithms. A program that was measured before counts once, as it was last.
+    """
+    steps = cluster.profile.get(STEPS, {"level": 1.0, "measured": {}})
+    measured = {**steps["measured"], _key(program): times * steps["level"]}
+    level = math.exp(shared([math.log(x) for x in measured.values()]))
+    found = scaled(cluster, level / steps["level"])
+    return replace(found, profile={**found.profile, STEPS: {"level": level, "measured": measured}})
+
+
+def of_program(cluster: Cluster, program: Program) -> Cluster:
+    """The cluster as this program was measured on it (`remembered`); as it is where it was not."""
+    steps = cluster.profile.get(STEPS)
+    times = steps["measured"].get(_key(program)) if steps else None
+    return cluster if steps is None or times is None else scaled(cluster, times / steps["level"])
+
+
+def _forgotten(cluster: Cluster) -> Cluster:
+    """Without what single programs took."""
+    return replace(cluster, profile={k: v for k, v in cluster.profile.items() if k != STEPS})
+
+
+def _key(program: Program) -> str:
+    """Of what it does, whatever cluster its plan was made for."""
+    return replace(program, meta={}).fingerprint
+
+
+def _level_of_step(cluster: Cluster, samples: Sequence[Sample]) -> float:
+    """By how much to scale the cluster for the mean predicted step to be the measured one; what a driver adds to every action stays as it is, so this takes a
+    few rounds.
+    """
     found, total = cluster, 1.0
     for _ in range(ROUNDS):
         ratio = sum(s.step_s / predicted_s(found, s.program) for s in samples) / len(samples)
@@ -105,7 +144,7 @@ def _level_of_step(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
         if abs(ratio - 1) < CLOSE:
             break
         found = scaled(cluster, total)
-    return found
+    return total
 
 
 Busy = Mapping[tuple[str, bool], Sequence[float]]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ir.cluster import Cluster, Device
 from ir.errors import ClusterError, InputError
+from ir.ops import CATALOGUE
 from ir.ops.over import parted
 from ir.units import DTYPE_BYTES
 from ir.work import Work
 from simulator import gemm as gemms
 from simulator.collectives import FREE, Group, Line, lines, p2p_line, siblings
+from simulator.overlap import lost
 from simulator.routes import Edge, Routes
+from simulator.runtimes import OWN, facts
 
 PRODUCTS = {"attention": 2, "attention.grad": 5}
 """Matrix products of queries and keys in an operator, each of 2 d flops a pair."""
+
+WITH_PASSES = frozenset(name for name, op in CATALOGUE.items() if op.moves is not None and op.gemm is not None)
+"""Operators that pass over what their products give: what they move besides the products' operands takes its time besides."""
 
 MEASURED_HEAD = 64
 """Size of a head in the samples by which `executor.measure` times attention."""
@@ -29,13 +35,16 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """What a framework adds: `launch_s` to every compute work; `firing_s` before every action that is no message (a message's latency holds it already), and
-    `wake_s` more on a queue that had been waiting.
+    `wake_s` more on a queue that had been waiting. `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes beside a collective
+    that brings in `slower_at` of the memory's bandwidth.
     """
 
     name: str = "headrace"
     launch_s: float = 0.0
     firing_s: float = 0.0
     wake_s: float = 0.0
+    slower: Mapping[str, float] = field(default_factory=dict)
+    slower_at: float = 1.0
 
 
 class CostModel:
@@ -85,6 +94,22 @@ class CostModel:
             found = self._compute[key] = alone_s * self._level(op)
         return found
 
+    def lost(self, work: Work) -> float:
+        """The share of its speed that this work loses while a collective runs on its device: a kernel's; nothing of anything else."""
+        if work.kind != "compute":
+            return 0.0
+        kind = "gemm" if work.gemm else "attention" if work.op.startswith("attention") else "memory"
+        return float(lost(self.runtime.slower.get(kind, 1.0)))
+
+    def crowding(self, work: Work, rank: int, seconds: float) -> float:
+        """How much of `lost` kernels lose while this work runs for so many seconds on their device, 0 to 1: a collective's, by the bytes that it brings in. A
+        message of one rank to one other is the copy engines' work."""
+        if work.kind != "collective" or work.op == "shift" or not seconds:
+            return 0.0
+        passes = 2 if work.op == "all_reduce" else 1
+        rate = passes * work.nbytes * (1.0 - 1.0 / len(work.group)) / seconds
+        return min(1.0, rate / (self.runtime.slower_at * self.cluster.devices[rank].bytes_per_s))
+
     def _level(self, op: str) -> float:
         """What measured runs have shown this operator to take over what is priced (`simulator.calibrate`)."""
         return float(self._levels.get(op, self._levels.get("compute", 1.0)))
@@ -99,7 +124,8 @@ class CostModel:
     def _kernel_s(self, device: Device, op: str, dtype: str, flops: float, nbytes: float, gemm: tuple[int, ...]) -> float:
         bandwidth = device.bytes_per_s * device.profile.get("hbm_share", 1.0)
         if gemm:
-            return self._gemm(device, dtype).seconds(gemm, nbytes, bandwidth)
+            beside = max(0.0, nbytes - _operand_bytes(gemm, dtype)) if op in WITH_PASSES else 0.0
+            return self._gemm(device, dtype).seconds(gemm, nbytes - beside, bandwidth) + float(beside / bandwidth)
         table = device.profile.get("ops", {}).get(measured_as(op))
         if table is not None and dtype in table["s_per_element"]:
             return float(table["launch_s"] + table["s_per_element"][dtype] * nbytes / DTYPE_BYTES[dtype] + flops * table.get("s_per_flop", {}).get(dtype, 0.0))
@@ -245,6 +271,11 @@ def peak(device: Device, dtype: str) -> float:
     return rate
 
 
+def _operand_bytes(gemm: tuple[int, ...], dtype: str) -> float:
+    batch, m, n, k = gemm
+    return float(DTYPE_BYTES[dtype] * batch * (m * k + k * n + m * n))
+
+
 def curve_s(rows: Sequence[Sequence[float]], nbytes: float) -> float:
     """Seconds on a measured curve of (nbytes, seconds), straight between two points in log-log, flat before the first, at the last bandwidth after the last.
 
@@ -262,8 +293,11 @@ def curve_s(rows: Sequence[Sequence[float]], nbytes: float) -> float:
 
 
 def _runtime_of(cluster: Cluster) -> Runtime:
+    """This project's own; where devices are threads, what they take from each other is told by the cores they share."""
     driver = cluster.profile.get("driver", {})
-    return Runtime(firing_s=float(driver.get("firing_s", 0.0)), wake_s=float(driver.get("wake_s", 0.0)))
+    own = facts(OWN)
+    slower = {} if "transport" in cluster.profile else own["slower"]
+    return Runtime(OWN, firing_s=float(driver.get("firing_s", 0.0)), wake_s=float(driver.get("wake_s", 0.0)), slower=slower, slower_at=own["slower_at"])
 
 
 def _device_kinds(cluster: Cluster) -> tuple[int, ...]:

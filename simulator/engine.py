@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,9 @@ from ir.program import Actor, Program
 from ir.timeline import Span, Timeline
 from simulator.contention import Cores, Links
 from simulator.cost import CostModel
+from simulator.overlap import slowed_s
 from simulator.routes import Edge
-from simulator.sweep import compile_sweep
+from simulator.sweep import Sweep, compile_sweep
 
 
 class Event(NamedTuple):
@@ -35,7 +36,8 @@ class Prices:
     """What the engine needs to know of each actor, by its index in `program.actors`.
 
     `seconds` alone on the machine; members of a channel have the longest of theirs. `channel` is a number, -1 for none, with its `sizes`. An actor with `links`
-    shares them, one with `cores` shares the cores; one with neither runs at its own speed. `added` is what a firing takes longer that adds to a step's item,
+    shares them, one with `cores` shares the cores; one with neither runs at its own speed, of which it loses `lost` while its rank is
+    in a collective of full `crowding`. `added` is what a firing takes longer that adds to a step's item,
     `opens` the microbatch whose firing opens it and so does not add. `firing_s` passes before an action that is no message, `wake_s` more where its queue had
     been waiting.
     """
@@ -50,6 +52,8 @@ class Prices:
     num_cores: float = 0.0
     firing_s: float = 0.0
     wake_s: float = 0.0
+    lost: Sequence[float] = ()
+    crowding: Sequence[float] = ()
 
     @property
     def are_fixed(self) -> bool:
@@ -64,8 +68,15 @@ def simulate(program: Program, cost: CostModel, steps: int = 3, share_links: boo
     fullest link. Where the cluster's devices are threads, they share its cores. Deadlock with the Machine's story where nothing can run any more.
     """
     prices = price(program, cost, share_links)
+    if steps and any(prices.lost):
+        prices = beside(program, prices, compile_sweep(program, steps))
     spans = swept(program, prices, steps) if steps and prices.are_fixed else performed(program, prices, steps)
     return Timeline("predicted", spans, {"program": program.fingerprint, "cluster": cost.cluster.name, "cluster_fingerprint": cost.cluster.fingerprint})
+
+
+def beside(program: Program, prices: Prices, sweep: Sweep) -> Prices:
+    """The prices once kernels are slowed by the collectives beside them."""
+    return replace(prices, seconds=slowed_s(sweep, program, prices.seconds, prices.added or None, prices.lost, prices.crowding), lost=())
 
 
 def performed(program: Program, prices: Prices, steps: int) -> tuple[Span, ...]:
@@ -120,11 +131,14 @@ def price(program: Program, cost: CostModel, share_links: bool = False) -> Price
         seconds.append(cost.work_s(a.work, a.rank) if used is None else used[0])
         links.append(None if used is None else used[1])
         cores.append(_num_threads(a.work.kind) if num_cores else 0.0)
+    slows = bool(cost.runtime.slower)
+    lost = [cost.lost(a.work) for a in program.actors] if slows else []
     channel = [channels.get(a.channel, -1) for a in program.actors]
     seconds = _longest(seconds, channel)
+    crowding = [cost.crowding(a.work, a.rank, s) for a, s in zip(program.actors, seconds, strict=True)] if slows else []
     added = _longest([_added_s(program, a, cost) for a in program.actors], channel)
     sizes = [len(members) for members in program.channels.values()]
-    return Prices(seconds, channel, sizes, cores, links, added, opening(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s)
+    return Prices(seconds, channel, sizes, cores, links, added, opening(program), num_cores, cost.runtime.firing_s, cost.runtime.wake_s, lost, crowding)
 
 
 def _longest(seconds: Sequence[float], channel: Sequence[int]) -> list[float]:

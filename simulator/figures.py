@@ -12,7 +12,7 @@ from ir.communication import CommRow
 from ir.program import Actor, Program
 from ir.timed import COMM, UPDATE
 from simulator.cost import CostModel
-from simulator.engine import Prices, price, simulate
+from simulator.engine import Prices, beside, price, simulate
 from simulator.sweep import Floats, compile_sweep
 
 
@@ -51,7 +51,10 @@ class _Swept:
 
     def __init__(self, program: Program, prices: Prices) -> None:
         self.program = program
-        self.start, self.end = compile_sweep(program, 2).times(prices.seconds, prices.added or None)
+        sweep = compile_sweep(program, 2)
+        if any(prices.lost):
+            prices = beside(program, prices, sweep)
+        self.start, self.end = sweep.times(prices.seconds, prices.added or None)
         self.actor = np.array(program.net.actor, np.intp)
         self.rank = np.array([a.rank for a in program.actors], np.intp)[self.actor]
         self.part = np.array([PARTS.index(_kind(a)) for a in program.actors], np.intp)[self.actor]

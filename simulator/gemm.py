@@ -17,7 +17,7 @@ from simulator.profile import bundled
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 """Output tiles that a vendor library chooses among, (rows, columns)."""
 
-GRID_DTYPE = {"float16": "bfloat16"}
+GRID_DTYPE = {"float16": "bfloat16", "float16_sum16": "bfloat16"}
 """Dtypes that run as another one does."""
 
 SPLITS = (1, 2, 4, 8, 16)
@@ -201,19 +201,22 @@ def _places(shapes: np.ndarray) -> np.ndarray:
 
 
 def of_device(device: Device, dtype: str, peak: float) -> Gemm:
-    """The device's GEMM at this dtype: its own measured rows; a bundled grid (`profile["gemm_grid"]`); a tile model; or its peak for every shape."""
+    """The device's GEMM at this dtype: its own measured rows; a bundled grid (`profile["gemm_grid"]`, `instead` where its own is of kernels made for another
+    card); a tile model; or its peak for every shape.
+    """
     table: Mapping[str, Any] | None = device.profile.get("gemm", {}).get(dtype)
     if table is not None and table["rows"]:
         return Measured.of_rows(table["rows"], device.launch_s)
     grid = device.profile.get("gemm_grid")
     if grid is not None:
-        found = of_grid(device, str(grid["name"]), dtype, peak * float(grid.get("share", 1.0)))
+        name = str(grid.get("instead", {}).get(dtype, grid["name"]))
+        found = of_grid(device, name, dtype, peak * float(grid.get("share", 1.0)))
         if found is not None:
             return found
     tile = device.profile.get("gemm_tile")
     if tile is None:
         return Tiled(peak, 1, 0.0, device.launch_s)
-    odd = float(bundled("gemm")["misaligned"]["factor"]) if dtype in ("float16", "bfloat16") else 1.0
+    odd = float(bundled("gemm")["misaligned"]["factor"]) if dtype in ("float16", "bfloat16", "float16_sum16") else 1.0
     return Tiled(peak * tile["share"], device.profile["num_sms"], tile["extra_k"], device.launch_s, misaligned=odd)
 
 

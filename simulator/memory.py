@@ -100,12 +100,12 @@ def ledger(
 
 
 def _allocations(registers: Iterable[Register]) -> Iterable[tuple[int, str, float]]:
-    """(rank, class, bytes): of registers by themselves, and of arenas as a whole."""
+    """(rank, class, bytes): of registers by themselves, and of arenas as a whole; what lies inside another register takes nothing."""
     arenas: dict[tuple[int, str], list[Register]] = {}
     for r in registers:
         if r.arena:
             arenas.setdefault((r.rank, r.arena), []).append(r)
-        else:
+        elif not r.inside:
             yield r.rank, r.memory, float(r.nbytes * r.credits)
     for (rank, _), shared in arenas.items():
         share: dict[str, int] = defaultdict(int)

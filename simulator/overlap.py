@@ -1,42 +1,74 @@
-"""What computing loses while a collective runs beside it, and what many nodes lose by waiting for the slowest."""
+"""What computing loses while a collective runs beside it: one law, in closed form for a step's parts, and span by span for a simulated program."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-SLOWER = {"gemm": 1.76, "attention": 1.83, "memory": 2.5}
-"""Times as long as alone, by class of kernel, beside an all-gather on A100: 1.18 -> 2.08 ms, 0.18 -> 0.33 ms, 0.02 -> 0.05 ms (NVIDIA/nccl issue 1428)."""
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ir.program import Program
+from simulator.sweep import Floats, Sweep
+
+ROUNDS = 2
+"""How often kernels are slowed by what then runs beside them: each adds the same seconds to a rank whose collectives all lie beside kernels, and lays them
+better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """How a runtime's communication and its kernels share a device.
+def together_s(compute_s: ArrayLike, comm_s: ArrayLike, lost: ArrayLike) -> Floats:
+    """Seconds of kernels that take `compute_s` alone and of a collective of `comm_s` that starts with them: a fluid.
 
-    `slower`: by class of kernel, how many times as long it takes while a collective runs. `share`: of the communication that could hide, how much is started
-    early enough to. `straggler`: what is added to a step, as a share of it, with each doubling of the nodes.
+    `lost`: the share of its speed, 0 to 1, that a kernel loses while the collective runs. The collective loses nothing, and afterwards kernels run alone, so
+    that what takes longer ends last: `max(comm, compute + lost comm)`.
 
-    >>> Overlap(share=1.0).step_s({"gemm": 1.0}, hidden_s=0.5, exposed_s=0.1)
-    1.3159...
+    >>> together_s(1.0, 0.5, 0.4).item(), together_s(1.0, 2.0, 0.4).item()
+    (1.2, 2.0)
     """
+    return np.maximum(comm_s, np.asarray(compute_s, np.float64) + np.asarray(lost) * comm_s)
 
-    slower: Mapping[str, float] = field(default_factory=lambda: dict(SLOWER))
-    share: float = 1.0
-    straggler: float = 0.0
 
-    def beside_s(self, compute_s: Mapping[str, float], comm_s: float) -> float:
-        """Seconds of kernels (by class, alone) and of a collective that starts with them; never less than the longer of the two.
+def lost(slower: ArrayLike) -> Floats:
+    """The share of its speed that a kernel loses which takes `slower` times as long; nothing where that is no more than 1.
 
-        While both run a kernel advances `1 / slower` as fast; classes follow each other in any order, so the mean counts.
-        """
-        alone = sum(compute_s.values())
-        if not alone or not comm_s:
-            return alone + comm_s
-        factor = sum(seconds * max(1.0, self.slower.get(kind, 1.0)) for kind, seconds in compute_s.items()) / alone
-        return comm_s if alone * factor <= comm_s else comm_s + alone - comm_s / factor
+    >>> lost([2.0, 0.5]).tolist()
+    [0.5, 0.0]
+    """
+    return 1.0 - 1.0 / np.maximum(slower, 1.0)
 
-    def step_s(self, compute_s: Mapping[str, float], hidden_s: float = 0.0, exposed_s: float = 0.0, num_nodes: int = 1) -> float:
-        """Seconds of a step of which `hidden_s` of communication may run beside the kernels and `exposed_s` may not."""
-        early = hidden_s * self.share
-        return (self.beside_s(compute_s, early) + hidden_s - early + exposed_s) * (1.0 + self.straggler * math.log2(max(1, num_nodes)))
+
+def slowed_s(
+    sweep: Sweep, program: Program, seconds: Sequence[float], added: ArrayLike | None, lost: Sequence[float], crowding: Sequence[float]
+) -> Sequence[float]:  # fmt: skip
+    """Seconds of every actor where the kernels of a rank lose `lost` of their speed, by actor, while a collective runs that crowds them as `crowding` says: 1
+    as much as where `lost` was measured, 0 not at all.
+
+    A kernel takes longer by what it loses of the seconds in which it is crowded, as in `together_s`: of its firings in the sweep's last step the mean, since an
+    actor has one duration.
+    """
+    weight = np.asarray(crowding, np.float64)[sweep.actor]
+    if not weight.any() or not any(lost):
+        return seconds
+    rank = np.array([a.rank for a in program.actors])[sweep.actor]
+    ranks = [(np.flatnonzero((rank == r) & (weight > 0)), np.flatnonzero((rank == r) & (weight == 0))) for r in np.unique(rank[weight > 0])]
+    alone, losses = np.asarray(seconds, np.float64), np.asarray(lost, np.float64)
+    slowed = alone
+    firings = np.bincount(sweep.actor, minlength=len(alone))
+    for _ in range(ROUNDS):
+        start, end = sweep.times(slowed, added)
+        beside = np.zeros(len(rank))
+        for comm, rest in ranks:
+            moments, crowded_s = _crowded(start[:, comm], end[:, comm], weight[comm])
+            beside[rest] = np.interp(end[-1, rest], moments, crowded_s) - np.interp(start[-1, rest], moments, crowded_s)
+        slowed = alone + losses * np.bincount(sweep.actor, beside, len(alone)) / firings
+    found: list[float] = slowed.tolist()
+    return found
+
+
+def _crowded(start: Floats, end: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """(moments, seconds times weight that have passed up to each) of intervals [step, n] of such weights [n]: a line between moments."""
+    at = np.concatenate([start.ravel(), end.ravel()])
+    steps = np.tile(weight, len(start))
+    order = np.argsort(at, kind="stable")
+    moments = at[order]
+    slope = np.cumsum(np.concatenate([steps, -steps])[order])
+    return moments, np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(moments))])

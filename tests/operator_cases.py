@@ -38,6 +38,7 @@ NORMS = {"pair": 2}
 CODES = {"mc": "v", "vc": "v"}
 IDS = {"ids": "v"}
 LABELS = {"labels": "v"}
+PARTS = {"p": 6, "e": 2, "v": 12}
 
 CASES: tuple[Case, ...] = tuple(
     case
@@ -72,11 +73,17 @@ CASES: tuple[Case, ...] = tuple(
         _uneven(_both("attention_relative", {"causal": True, "max_distance": 6, "scale": 1.0})),
         *(_with_grads("attention_part", "grad", {**RING, **more}, of={"s": 12}) for more in ({"turn": 0}, {"turn": 2}, {"turn": 1, "window": 3, **DROP})),
         _both("join_parts"),
-        _both("shift", {"parts": 2}, of={"s": 6}),
+        _both("shift", {"parts": 2}, of={"s": 6}), _both("shift", {"parts": 6, "inner": 3}, of={"s": 12}),
+        _both("shift", {"parts": 6, "inner": 2, "of_blocks": True}, of={"s": 12}),
+        _uneven(_with_grads("attention_part", "grad", {**RING, "turn": 3, "inner": 2}, of={"s": 12})),
         _with_grads("rope", "dx", LLAMA3), _with_grads("rope", "dx", {"theta": 10.0}),
         _uneven(_with_grads("rope", "dx", {**YARN, "turned": 4, "last": True, "interleaved": True, "amplitude": 1.3}, of={"d": 6})),
         _with_grads("embedding", "dtable", integers=IDS), _with_grads("positions", "dtable"),
         _with_grads("cross_entropy", "dlogits", integers=LABELS), _both("last_max"), _with_grads("exp_sum", "dlogits", integers=LABELS),
+        _with_grads("head_lse", "grad", {"chunks": 3}, of=PARTS, integers=LABELS), _with_grads("lse_loss", "dlse dt"),
+        _with_grads("head_lse_bias", "grad", {"chunks": 4, "cap": 1.3}, of=PARTS, integers=LABELS),
+        _uneven(_with_grads("head_lse_frozen", "grad", {"chunks": 2, "cap": 0.7}, of=PARTS, integers=LABELS)),
+        _uneven(_with_grads("head_lse_bias_frozen", "grad", {"chunks": 20}, of=PARTS, integers=LABELS)),
         _with_grads("log_loss", "dz dt", positive=("z",)), _with_grads("total", "dx", {"factor": 0.3}), _both("fill", {"value": 2.5}),
         _with_grads("row_sum", "dx"), _both("row_max"), _both("sum_squares"), _both("sum_squares", leading=1),
         _both("adamw", CLIP, positive=("norm2", "v")), _both("sgd", {**CLIP, "momentum": 0.9}, positive=("norm2",)), _both("cast", {"dtype": "float64"}),
@@ -90,6 +97,7 @@ CASES: tuple[Case, ...] = tuple(
         _both("adafactor_vector_norms", {**CLIP, **NORMS}, positive=("norm2", "v"), leading=1),
         _both("adafactor_vector", {**CLIP, **NORMS}, positive=("norm2", "norms", "v"), leading=1),
         _both("muon_direction", CLIP, positive=("norm2",), leading=1), _both("orthogonalize", leading=1), _both("muon", CLIP, positive=("norm2",), leading=1),
+        *(_both(f"{name}.of2", {"first": 2}, of={"k": k}, leading=1) for name in ("stack", "unstack") for k in (3, 5)),
         _both("adamw8bit", CLIP, positive=("norm2", "ms", "vs"), integers=CODES, leading=1),
     )
     for case in group

@@ -76,7 +76,8 @@ class Case:
         """The outputs of the kernel on (local) inputs of these label sizes, computed by numpy or cupy in arrays that start as NaN."""
         op, local = self.op, dict(sizes or self.label_sizes)
         outs = tuple(xp.full(o.shape(local), math.nan, dtype) for o in op.outputs)
-        op.kernel(Context(xp, self.all_attrs, local, self.label_sizes, dict(at or {}), self.seed, self.step), *map(xp.asarray, ins), *outs)
+        room = (xp.full(op.room(local, self.all_attrs), math.nan, dtype),) if op.room else ()
+        op.kernel(Context(xp, self.all_attrs, local, self.label_sizes, dict(at or {}), self.seed, self.step), *map(xp.asarray, ins), *outs, *room)
         return outs if xp is np else tuple(out.get() for out in outs)
 
 

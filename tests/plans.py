@@ -10,13 +10,14 @@ from ir.cluster import Cluster
 from ir.mesh import Mesh
 from ir.plan import Plan, Stage
 from planner.candidates import Candidate, block_layers
+from planner.chunks import in_chunks
 from planner.frontends.model import Model
 from planner.optimizers import with_defaults
 from planner.placement import search
 from planner.pricing import MeshPricing
 from planner.schedules import schedule
 from planner.single import single_device
-from planner.space import layout_space
+from planner.space import Space, layout_space
 from planner.stages import cut
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
@@ -26,7 +27,7 @@ from simulator.cost import CostModel
 class Layout:
     """What a parity test asks for. `zero` and `sp` None: left to the search. `vpp` 1: as many stages a rank as the schedule takes at least.
 
-    `pieces`: tokens of the pieces of a sequence, none where it runs whole.
+    `pieces`: tokens of the pieces of a sequence, none where it runs whole; `loss_chunks` as of `Plan`.
     """
 
     dp: int = 1
@@ -40,6 +41,7 @@ class Layout:
     vpp: int = 1
     pieces: tuple[int, ...] = ()
     ep: int = 1
+    loss_chunks: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -52,22 +54,22 @@ def cluster() -> Cluster:
 
 def plan_for(
     model: Model, want: Layout, *, batch: int, seq: int, dtype: str = "float64", memory_price: float = 0.0, optimizer: str | Mapping[str, Any] = "adamw",
-    selective: bool = False,
+    selective: bool = False, space: Space | None = None,
 ) -> Plan:  # fmt: skip
-    """The plan of this layout with the cheapest placement; `selective`: of the operators that run again, too."""
+    """The plan of this layout with the cheapest placement in `space`; `selective`: of the operators that run again, too."""
     devices = cluster()
-    graph = model.graph(batch // want.num_microbatches, seq, dtype)
+    graph = in_chunks(model.graph(batch // want.num_microbatches, seq, dtype), want.loss_chunks, want.tp)
     mesh = Mesh(*Candidate(want.dp, want.tp, want.pp, 1, 1, "1f1b", "none", ep=want.ep).mesh, tuple(range(want.dp * want.tp)))
     recompute = block_layers(graph) if want.recompute else ()
     placed = search(
         graph, mesh.axes, mesh.shape, MeshPricing(CostModel(devices), mesh), num_microbatches=want.num_microbatches, memory_price=memory_price,
-        recompute=recompute, selective=selective, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp),
+        recompute=recompute, selective=selective, optimizer=optimizer, space=layout_space(graph, mesh.axes, zero=want.zero, sp=want.sp) & (space or Space()),
     )  # fmt: skip
     base = single_device(model, devices, batch=batch, seq=seq, dtype=dtype, optimizer=with_defaults(optimizer), num_microbatches=want.num_microbatches)
     return replace(
         base, axes=mesh.axes, mesh_shape=mesh.shape, stages=stages_of(want, graph.num_layers), schedule=want.schedule, recompute=placed.recompute,
         rules=placed.rules, hubs=placed.hubs, params=placed.params, reboxed=placed.reboxed,
-        pieces=want.pieces,
+        pieces=want.pieces, loss_chunks=want.loss_chunks,
     )  # fmt: skip
 
 

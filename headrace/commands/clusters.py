@@ -21,7 +21,7 @@ def answer(args: Namespace, progress: Progress) -> Answer:
     local = local_path()
     devices = tuple((g["name"], _rate(g), f"{g['bytes_per_s'] / 1e9:.0f}", f"{g['usable_bytes'] / GIB:.1f}", str(g["typical_node"])) for g in gpus)
     shown = (
-        Table("devices, in NODESxGPUSxNAME such as 4x8xH100-SXM@ib400x8", ("name", ">TFLOP/s bf16", ">GB/s", ">usable GiB", ">usual node"), devices),
+        Table("devices, in NODESxGPUSxNAME such as 4x8xH100-SXM@ib400x8", ("name", ">TFLOP/s 16 bits", ">GB/s", ">usable GiB", ">usual node"), devices),
         Table("machines, alone or as 4xNAME", ("name", "devices", "NICs a node"), tuple(map(_machine_row, machines))),
         f"local: {local}" if local.exists() else "local: this machine, measured on first use (`headrace measure` does it now)",
     )
@@ -35,7 +35,7 @@ def _gpu(name: str) -> dict[str, Any]:
 
 
 def _rate(gpu: Mapping[str, Any]) -> str:
-    flops_per_s = gpu["flops_per_s"].get("bfloat16")
+    flops_per_s = gpu["flops_per_s"].get("bfloat16") or gpu["flops_per_s"].get("float16")
     return f"{flops_per_s / 1e12:.0f}" if flops_per_s else "-"
 
 

@@ -84,7 +84,7 @@ def _shown(model: Model, cluster: Cluster, found: Result, output: str | None) ->
     tail = f"{found.searched} candidates, {found.evaluated} evaluated, {found.pruned} pruned in {seconds(found.seconds)}; {proof}"
     why = f"1: {best.predicted['why']}"
     wrote = (f"wrote {output}",) if output else ()
-    return (top, *assumed, table, why, *((comm_table(best.predicted["comm"]),) if best.predicted.get("comm") else ()), tail, *wrote)
+    return (top, *assumed, table, why, *best.predicted["advice"], *((comm_table(best.predicted["comm"]),) if best.predicted.get("comm") else ()), tail, *wrote)
 
 
 def _table(plans: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Table:

@@ -67,4 +67,7 @@ def _shown(prediction: Prediction, found: Mapping[str, Any], files: tuple[str | 
     assumed = tuple(f"assumed: {sentence}" for sentence in prediction.cluster.assumed)
     band = found["band"]
     trust = f"four of five lie between {seconds(band['low_s'])} and {seconds(band['high_s'])}: {band['basis']}"
-    return (head, *assumed, speed, trust, where, *comm, holds, f"live peak: {memory['peak_at']}", *(f"wrote {file}" for file in files if file))
+    used, there = plan.num_ranks, prediction.cluster.num_devices
+    idle = (f"the plan uses {used} of the {there} devices",) if used < there else ()
+    wrote = (f"wrote {file}" for file in files if file)
+    return (head, *assumed, *idle, speed, trust, *found["advice"], where, *comm, holds, f"live peak: {memory['peak_at']}", *wrote)

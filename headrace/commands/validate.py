@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from headrace.answer import Answer
@@ -29,7 +30,20 @@ def _shown(found: Mapping[str, Any]) -> tuple[Shown, ...]:
     missing = [r for r in found["rows"] if not r["covered"]]
     head = "error of a step's predicted seconds; `left out`: of bundled runs that were predicted without having been fitted"
     more = (f"and {len(missing) - SHOWN} more",) if len(missing) > SHOWN else ()
-    return (Table(head, columns, rows), *(f"not covered: {r['id']}: {r['reason']}" for r in missing[:SHOWN]), *more)
+    return (Table(head, columns, rows), _bands(found["rows"]), *(f"not covered: {r['id']}: {r['reason']}" for r in missing[:SHOWN]), *more)
+
+
+def _bands(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """How wide the bands of a family's runs are and what they hold, by what they are drawn from."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in (row for row in rows if row["covered"]):
+        alike.setdefault((row["family"], row["band"]["basis"]), []).append(row)
+    lines = []
+    for (family, basis), mine in alike.items():
+        width = median(50 * (row["band"]["high_s"] - row["band"]["low_s"]) / row["predicted"] for row in mine)
+        inside = [row["band"]["low_s"] <= row["measured"] <= row["band"]["high_s"] for row in mine if row["measured"]]
+        lines.append((family, str(len(mine)), f"{width:.0f}", _percent(sum(inside) / len(inside) if inside else None), basis))
+    return Table("bands: half of what lies between their ends, over the prediction", ("family", ">runs", ">half-width %", ">in band %", "basis"), tuple(lines))
 
 
 def _row(f: Mapping[str, Any]) -> tuple[str, ...]:

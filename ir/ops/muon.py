@@ -1,7 +1,8 @@
 """Muon: momentum whose matrix is brought near to an orthogonal one before it is a step (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon).
 
 The rule is PyTorch's (`torch.optim.Muon`), but for the dtype of the iteration, which here is the state's and there bfloat16. Momentum and update
-are elementwise; the iteration between them needs the whole matrix, and is the one operator of the three that no split of it may touch.
+are elementwise; the iteration between them needs the whole matrix, and is the one operator of the three that no split of it may touch. Of a stack of matrices
+(`ir.ops.stacking`) only `members` of the slots, from `first` on, hold one; those that do not cost nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def muon_direction(c: Context, g: Any, norm2: Any, m: Any, d: Any) -> None:
 def orthogonalize(c: Context, d: Any, o: Any) -> None:
     """Newton-Schulz rounds: o = U S V^T of d = U S' V^T with every value of S near 1."""
     slope, cubic, quintic = c.attrs.get("coefficients", COEFFICIENTS)
-    for source, into in zip(d.reshape(-1, *d.shape[-2:]), o.reshape(-1, *o.shape[-2:]), strict=True):
+    filled = _filled(c.sizes, c.attrs, c.at, c.total)
+    if filled is not None:
+        o[...] = 0.0
+    pairs = ((d, o),) if filled is None else ((d[j], o[j]) for j in filled)
+    for source, into in (pair for a, b in pairs for pair in zip(a.reshape(-1, *d.shape[-2:]), b.reshape(-1, *o.shape[-2:]), strict=True)):
         x = source.T if source.shape[0] > source.shape[1] else source
         x = x / c.xp.maximum(c.xp.sqrt(c.xp.vdot(x, x)), float(c.attrs.get("eps", 1e-7))).astype(x.dtype)
         for _ in range(int(c.attrs.get("ns_steps", 5))):
@@ -58,21 +63,41 @@ def muon(c: Context, g: Any, norm2: Any, o: Any, w: Any, m: Any, w2: Any, m2: An
         into_m += grad * clip * (1.0 - momentum)
 
 
+def _filled(sizes: Sizes, attrs: Attrs, at: Sizes, total: Sizes) -> list[int] | None:
+    """Which of this rank's slots hold matrices; None where all do."""
+    if "members" not in attrs:
+        return None
+    first, slots = int(attrs["first"]), total["b"]
+    return [j for j in range(sizes["b"]) if (at.get("b", 0) + j - first) % slots < int(attrs["members"])]
+
+
 def _gemm(sizes: Sizes, attrs: Attrs) -> tuple[int, ...]:
-    """Three products a round: with both sides twice, and of the smaller side alone once, laid end to end."""
+    """Three products a round: with both sides twice, and of the smaller side alone once, laid end to end.
+
+    Of a stack that is not full it is a rank's mean, since owners take turns.
+    """
     small, large = sorted((sizes["n"], sizes["m"]))
     matrices = math.prod(size for label, size in sizes.items() if label not in ("n", "m"))
-    return int(attrs.get("ns_steps", 5)) * matrices, small, small, 2 * large + small
+    length = 2 * large + small
+    if "members" in attrs:
+        length = -(-length * int(attrs["members"]) // int(attrs["slots"]))
+    return int(attrs.get("ns_steps", 5)) * matrices, small, small, length
 
 
 def _flops(sizes: Sizes, attrs: Attrs) -> float:
     return 2.0 * math.prod(_gemm(sizes, attrs))
 
 
+def _flops_at(sizes: Sizes, attrs: Attrs, at: Sizes, total: Sizes) -> float:
+    filled = _filled(sizes, attrs, at, total)
+    plain = {k: v for k, v in attrs.items() if k != "members"}
+    return _flops(sizes if filled is None else {**sizes, "b": len(filled)}, plain)
+
+
 OPS = (
     # attrs: lr, momentum, nesterov, adjust, ns_steps, eps, weight_decay, max_norm
     op("muon_direction(g[... n m], norm2[], m[... n m]) -> d[... n m]", muon_direction, linear=["g m"], stepped=True, flops=each(6)),
-    op("orthogonalize(d[... n m]) -> o[... n m]", orthogonalize, whole="n m", flops=_flops, gemm=_gemm),
+    op("orthogonalize(d[... n m]) -> o[... n m]", orthogonalize, whole="n m", flops=_flops, gemm=_gemm, flops_at=_flops_at),
     op("muon(g[... n m], norm2[], o[... n m], w[... n m], m[... n m]) -> w2[... n m], m2[... n m]", muon,
        linear=["g o w m", "g m -> m2", "o w -> w2"], stepped=True, flops=each(8)),
 )  # fmt: skip

@@ -1,8 +1,9 @@
 """Attention on a ring: queries stay, keys and values go round in as many turns as there are parts of the sequence, and what each turn gives is joined.
 
 Said of whole tensors: a `shift` moves a sequence on by one part, the last to the front, so that a rank that holds a part gets that of its neighbour; in turn t
-the keys have been shifted t times, and the queries of part i see those that stand at part i, which are those of part i - t (Liu et al., arXiv:2310.01889). In
-its gradient `out` and `lse` are those of all turns, so that each turn's contribution is exact by itself.
+the keys have been shifted t times, and the queries of part i see those that stand at part i, those of part i - t (Liu et al., arXiv:2310.01889). Parts
+may lie in equal blocks of `inner`: keys then go round in their block, and after each such round every part moves on to the same place of the next block. In its
+gradient `out` and `lse` are those of all turns, so that each turn's contribution is exact by itself.
 """
 
 from __future__ import annotations
@@ -19,12 +20,22 @@ Turn = tuple[slice, tuple[Run, ...], tuple[Run, ...]]
 """Tokens that are here, the positions of their queries, the positions of their keys."""
 
 
+def source(part: int, turn: int, parts: int, inner: int) -> int:
+    """The part whose keys stand at `part` in this turn.
+
+    >>> [source(0, turn, 6, 6) for turn in range(6)], [source(0, turn, 6, 3) for turn in range(6)]
+    ([0, 5, 4, 3, 2, 1], [0, 2, 1, 3, 5, 4])
+    """
+    (block, place), (rounds, steps) = divmod(part, inner), divmod(turn, inner)
+    return (block - rounds) % (parts // inner) * inner + (place - steps) % inner
+
+
 def _turns(sizes: Sizes, attrs: Attrs, at: Sizes, total: Sizes) -> Iterator[Turn]:
     """The parts of the sequence that are here."""
     n, whole, zigzag = attrs["parts"], total["s"], attrs.get("zigzag", 0)
     length, first = whole // n, at.get("s", 0)
     for i in range(first // length, (first + sizes["s"]) // length):
-        j = (i - attrs["turn"]) % n
+        j = source(i, attrs["turn"], n, attrs.get("inner", n))
         yield (
             slice(i * length - first, (i + 1) * length - first),
             runs(i * length, (i + 1) * length, whole, zigzag), runs(j * length, (j + 1) * length, whole, zigzag),
@@ -42,9 +53,13 @@ def attention_part_grad(c: Context, dout: Any, q: Any, k: Any, v: Any, out: Any,
 
 
 def shift(c: Context, x: Any, out: Any) -> None:
-    length = c.sizes["s"] // c.attrs["parts"]
-    out[:, length:] = x[:, :-length]
-    out[:, :length] = x[:, -length:]
+    parts = c.attrs["parts"]
+    inner, (b, s, h) = c.attrs.get("inner", parts), x.shape
+    blocks, moved = (a.reshape(b, parts // inner, inner, s // parts * h) for a in (x, out))
+    if c.attrs.get("of_blocks", False):
+        moved[:, 1:], moved[:, 0] = blocks[:, :-1], blocks[:, -1]
+    else:
+        moved[:, :, 1:], moved[:, :, 0] = blocks[:, :, :-1], blocks[:, :, -1]
 
 
 def _products(of_keys: int, of_values: int) -> Callable[[Sizes, Attrs], float]:
@@ -70,7 +85,7 @@ _OPERANDS = "q[b s (g r d)], k[b s (g d)], v[b s (g w)]"
 _ROWS = "out[b s (g r w)], lse[b s (g r)]"
 
 OPS = (
-    # attrs: those of attention, parts (of the sequence), turn; parts are split over ranks whole
+    # attrs: those of attention, parts (of the sequence), turn, inner (all); parts are split over ranks whole
     op(f"attention_part({_OPERANDS}) -> {_ROWS}", attention_part, whole="r d w", linear=["v -> out"], stop="lse", grads=("attention_part.grad",),
        flops=_products(1, 1), flops_at=_products_at(1, 1), random=True),
     op(f"attention_part.grad(dout[b s (g r w)], {_OPERANDS}, {_ROWS}) -> dq[b s (g r d)], dk[b s (g d)], dv[b s (g w)]", attention_part_grad,
@@ -78,6 +93,6 @@ OPS = (
     # What two sets of keys give, joined by the logs of their denominators
     op("join_parts(x[b s (g r w)], a[b s (g r)], y[b s (g r w)], e[b s (g r)]) -> out[b s (g r w)], lse[b s (g r)]", join, whole="r w",
        linear=["x y -> out"], flops=each(6)),
-    # attrs: parts. Where s is split over as many ranks it is a message to the neighbour.
+    # attrs: parts, inner (all), of_blocks (False: inside them). Where s is split over as many ranks it is a message to the neighbour.
     op("shift(x[b s h]) -> out[b s h]", shift, whole="s", linear=["x"], flops=each(0), forms={"s": "each rank sends its part to the next one"}),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.recipes.accuracy_classes import classes_part, three
 from planner.recipes.accuracy_memory import memory_part
 from planner.recipes.bill import Bill
 from planner.recipes.estimate import Estimate, Priced, told
@@ -53,12 +54,13 @@ def render(priced: Priced) -> tuple[str, str]:
     found = [told(fitted(run), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
     told_of_steps = (
         _HEAD,
+        _in_short(priced, found),
+        _WORDS,
         _table(priced, found),
-        _ORDER.format(**_ordered(priced.runs, found)),
         _bands(priced, found),
         _ablation(priced),
         _shares(),
-        _classes(),
+        classes_part(),
     )
     parts = (*told_of_steps, memory_part(priced.runs))
     return "\n\n".join(parts) + "\n", _plot(priced.runs, found)
@@ -66,16 +68,35 @@ def render(priced: Priced) -> tuple[str, str]:
 
 _HEAD = """# How far the predictions hold
 
-Written by `python -m benchmarks.accuracy`; a test checks that it is current. `headrace validate` says the same run by run, also of a table of yours.
+Written by `python -m benchmarks.accuracy`; a test checks that it is current. `headrace validate` says the same run by run, also of a table of yours."""
 
-A step is predicted in closed form (`planner/recipes`): the works of a layer under the run's layout, priced by the cost model, times a few *shares* that say how
-the products, the memory-bound kernels, the links of one GPU, release and machine differ from it, at most six for each. They were fitted to the runs below, so
-the errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, five draws of them), *sizes* those of a model left
-out whole. All are percent of the step's seconds: mean / median / worst. The form of the model was chosen on these same runs: expect fresh ones to be worse.
+_WORDS = """A step is predicted in closed form (`planner/recipes`): the works of a layer under the run's layout, priced by the cost model, times a few *shares*
+that say how the products, the memory-bound kernels, the links of one GPU, release and machine differ from it, at most six for each. They were fitted to the
+runs below, so the errors *inside* flatter; *thirds* are errors of runs that were left out (random thirds, five draws of them), *sizes* those of a model left
+out whole. A *family* is what one paper or project published. Errors are percent of the step's seconds, mean / median / worst, below zero where the prediction
+is too fast. The form of the model was chosen on these same runs: expect fresh ones to be worse.
 
 ![predicted over measured](accuracy.svg)"""
 
-_ORDER = "Of {pairs} pairs of schedules on the same model and machine that were published at least 2 % apart, {right} are ordered right ({share:.0f} %)."
+
+def _in_short(priced: Priced, found: Sequence[Estimate]) -> str:
+    """The page in five sentences."""
+    left = {family: of["parts"]["all"]["thirds"]["mape"] for family, of in fits()["families"].items() if "all" in of["parts"]}
+    worst = max(left, key=lambda family: left[family])
+    width = {own: [0.5 * (e.high_s - e.low_s) / e.step_s for e in found if e.basis.startswith("cross-validated") == own] for own in (True, False)}
+    by_class = ", ".join(f"{name} {100 * math.sinh(of['band']):.0f}" for name, of in fits()["classes"].items() if name != "all")
+    order = _ordered(priced.runs, found)
+    says = (
+        f"{len(priced.runs)} published runs of {len(left)} families on {len({run.gpu for run in priced.runs})} kinds of GPU. Runs that the fits had not seen "
+        f"are off by {np.median(list(left.values())):.1f} % in half of the families or less, by {left[worst]:.1f} % in the worst ({worst}).",
+        f"Of {order['pairs']} pairs of schedules on the same model and machine that were published at least 2 % apart, {order['right']} are ordered right "
+        f"({order['share']:.0f} %).",
+        "Every prediction has a band for four of five runs. Where the GPU, release and machine are among those measured, its half-width is "
+        f"{100 * np.median(width[True]):.0f} % in the median; elsewhere it goes by the class of the GPU: {by_class} %.",
+        "One measured step of yours tells of all others, as far as runs of one family do (`headrace calibrate`): *Where nobody measured*.",
+        "Whether a run fits is told as *yes*, *tight* or *no*, with the peak: *Memory*.",
+    )
+    return "## In short\n\n" + "\n".join(f"- {say}" for say in says)
 
 
 def _table(priced: Priced, found: Sequence[Estimate]) -> str:
@@ -86,13 +107,9 @@ def _table(priced: Priced, found: Sequence[Estimate]) -> str:
             off = np.array([math.log(found[i].step_s / float(priced.runs[i].measured_s or 1.0)) for i in mine])
             left = fits()["families"].get(family, {}).get("parts", {}).get(part, {})
             rank = spearman([found[i].step_s for i in mine], [float(priced.runs[i].measured_s or 0.0) for i in mine])
-            cells = [_three(errors(off)), _three(left.get("thirds")), _three(left.get("sizes")), "-" if rank is None else f"{rank:.3f}"]
+            cells = [three(errors(off)), three(left.get("thirds")), three(left.get("sizes")), "-" if rank is None else f"{rank:.3f}"]
             rows.append(f"| {family} | {part} | {len(mine)} | " + " | ".join(cells) + " |")
     return "## Families\n\n" + "\n".join(rows)
-
-
-def _three(found: Mapping[str, float] | None) -> str:
-    return "-" if not found else f"{found['mape']:.1f} / {found['median']:.1f} / {found['worst']:+.0f}"
 
 
 def ordered(runs: Sequence[Run], seconds: Sequence[float], apart: float = 0.02) -> tuple[int, int]:
@@ -116,18 +133,19 @@ def _ordered(runs: Sequence[Run], found: Sequence[Estimate]) -> dict[str, float]
 
 
 def _bands(priced: Priced, found: Sequence[Estimate]) -> str:
-    rows = ["| family | runs | half-width % | measured inside % | basis |", "|---|---|---|---|---|"]
+    rows = ["| family | GPU | runs | half-width % | measured inside % | basis |", "|---|---|---|---|---|---|"]
     for family, parts in parts_of(priced.runs).items():
-        mine = [i for i in parts["all"] if priced.runs[i].measured_s]
-        inside = [found[i].low_s <= float(priced.runs[i].measured_s or 0.0) <= found[i].high_s for i in mine]
-        width = float(np.median([50 * (found[i].high_s - found[i].low_s) / found[i].step_s for i in mine]))
-        own = sum(found[i].basis.startswith("cross-validated") for i in mine)
-        rows.append(f"| {family} | {len(mine)} | {width:.0f} | {100 * float(np.mean(inside)):.0f} | {'own runs' if 2 * own > len(mine) else 'class'} |")
+        for gpu in dict.fromkeys(priced.runs[i].gpu for i in parts["all"]):
+            mine = [i for i in parts["all"] if priced.runs[i].gpu == gpu and priced.runs[i].measured_s]
+            inside = [found[i].low_s <= float(priced.runs[i].measured_s or 0.0) <= found[i].high_s for i in mine]
+            width = float(np.median([50 * (found[i].high_s - found[i].low_s) / found[i].step_s for i in mine]))
+            own = sum(found[i].basis.startswith("cross-validated") for i in mine)
+            basis = "own runs" if 2 * own > len(mine) else "class"
+            rows.append(f"| {family} | {gpu} | {len(mine)} | {width:.0f} | {100 * float(np.mean(inside)):.0f} | {basis} |")
     return (
-        "## Bands\n\nFour of five runs are meant to lie in their band; its half-width is half of what lies between its ends, over the "
-        "prediction. *Own runs*: the GPU, release and machine have at least "
-        f"{ENOUGH} measured runs, and the band is that of their cross-validated errors. *Class*: the band of families that were left out among GPUs of the "
-        "class; between families the ranking carries over, the level does not, and one measured step fixes it (`headrace calibrate`).\n\n" + "\n".join(rows)
+        "## Bands\n\nFour of five runs are meant to lie in their band; its half-width is half of what lies between its ends, over the prediction. *Own runs*: "
+        f"the GPU, release and machine have at least {ENOUGH} measured runs, and the band is that of their cross-validated errors; few runs with wild ones "
+        "among them give a wide one. *Class*: the band of families that were left out among GPUs of the class (*Where nobody measured*).\n\n" + "\n".join(rows)
     )
 
 
@@ -174,39 +192,23 @@ def _set_by_hand() -> str:
     """The figures of releases that were chosen with these tables at hand."""
     costs = ("flash_cost", "grouped_cost", "grouped_low_cost")
     told = [f"{r.name} {name} {getattr(r, name):g}" for r in releases() for name in costs if getattr(r, name) != 1.0]
+    told += [f"{r.name} {name} {on[name]:g} on {gpu}..." for r in releases() for gpu, on in r.on.items() for name in costs if name in on]
     return (
         "Chosen by hand with these tables in view, and so to be counted with what was fitted: what a release's kernels take over the best ones of a device ("
-        + ", ".join(told) + "), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
+        + ", ".join(told) + "), the host's time of a layer with experts (" + _values("experts_host") + " times one without) and what shows of messages "
+        f"between stages ({_values('shown_hops')}), what its unfused kernels move and what it hides (`simulator/profiles/runtimes`)."
     )  # fmt: skip
+
+
+def _values(name: str) -> str:
+    """The figures of all releases, once each."""
+    return " or ".join(f"{value:g}" for value in sorted({getattr(r, name) for r in releases()}))
 
 
 def _share(name: str, value: float, expected: float | None) -> str:
     number = f"{1e3 * value:.2f} ms" if name.endswith("_s") else f"{value:.2f}"
     origin = "set" if expected is None else "" if expected == 1.0 else f"{1e3 * expected:.2f} ms" if name.endswith("_s") else f"{expected:g}"
     return f"{name} {number}" + (f" ({origin})" if origin else "")
-
-
-def _classes() -> str:
-    head = ("class", "runs", "shares", "band %", "held % (least)", "band %, level fixed", "error of each family left out -> one run fixing its level")
-    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, found in fits()["classes"].items():
-        shares = ", ".join(f"{k} {v:.2f}" for k, v in found["shares"].items())
-        left = ", ".join(f"{family} {e['mape']:.0f} -> {e['after_one']:.0f}" for family, e in found["families"].items())
-        band, levelled = (f"{100 * math.sinh(found[key]):.0f}" for key in ("band", "band_after_one"))
-        held = f"{100 * found['covered']:.0f} ({100 * found['covered_least']:.0f})"
-        rows.append(f"| {name} | {found['runs']} | {shares} | {band} | {held} | {levelled} | {left} |")
-    frameworks = ["| framework | times the class's shares |", "|---|---|"]
-    frameworks += [f"| {name} | {', '.join(f'{k} {v:.2f}' for k, v in found.items())} |" for name, found in fits()["frameworks"].items()]
-    return (
-        "## Classes of GPUs\n\nFor what was not measured: shares of the class of the GPU times factors of the framework, fitted to all runs at once, every "
-        "family of a class weighing the same (`planner/recipes/transfer.py`). What carries over from one class to another is what a framework fuses, hides and "
-        "quantizes; big products and attention are the device's. Levels do not carry over from family to family, and one measured run (`headrace calibrate`) "
-        "fixes them. The band of a class holds four of five runs of its families, and half of those of each, each family left out while runs of its framework "
-        "on *other* classes stay: so that of a framework nobody measured is wider than told. The band of *all* is for GPUs of no class: each class left out "
-        "whole. *Held*: how many of a family's runs lie in it, the mean of families and the least. On which shares frameworks differ, and how far, was chosen "
-        "with this table in view (`docs/log.md` has the tries): expect fresh families to be wider.\n\n"
-        + "\n".join(rows) + "\n\n" + "\n".join(frameworks)
-    )  # fmt: skip
 
 
 # ---- the plot ------------------------------------------------------------------------------------------------------------------------------------------

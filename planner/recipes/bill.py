@@ -23,6 +23,9 @@ SHARES = ("compute", "low", "grouped", "attention", "misaligned", "memory", "lin
 
 PARTS = ("layer", "embedding", "head")
 
+KINDS = {"compute": "gemm", "low": "gemm", "grouped": "gemm", "attention": "attention", "misaligned": "attention", "memory": "memory"}
+"""The kinds of kernels by which a release says how much slower they are beside a collective; collectives themselves are not."""
+
 BUBBLES = {
     "none": (1.0, 1.0, 1.0), "gpipe": (1.0, 1.0, 1.0), "1f1b": (1.0, 1.0, 1.0), "interleaved": (1.0, 1.0, 1.0), "zb-1p": (1.0, 1.0, -1.0),
     "zb-2p": (1.0, 1.0, -2.0), "zb-v": (1.0, 1.0, -2.0),
@@ -37,9 +40,10 @@ class Bill:
     `seconds` [n, part, pass, share]: of one layer (the mean of its kinds), the embedding, the head, in F, I, W. `fsdp` [n, part, pass]: gathers and reductions
     of fully sharded parameters. `parts` [n, kind, part]: layers, embeddings and heads on the first, a middle and the last rank of the pipeline, of which there
     are `ranks` [n, kind]. `idle` [n, pass] of `BUBBLES`; `microbatches`, `chunks`, `hops` (between one microbatch's stages, one way), `hop` seconds of one;
-    `split` 1 where collectives of `link` hide behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes and between
-    them, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and in I + W of a layer; `beside` 1 where the
-    reduction hides behind the last backward; `nodes`."""
+    `split` the part of collectives of `link` that hides behind the products; `reduce` [n, 2] seconds once a step of gradients and of parameters, inside nodes
+    and between them, of which `tail` [n] cannot hide, `update` those of the optimizer; `host`, `host_backward` [n] layer passes that the host issues in F and
+    in I + W of a layer; `beside` 1 where the reduction hides behind the last backward; `slower` [n, share] how many times as long kernels take beside a
+    collective; `nodes`."""
 
     seconds: np.ndarray
     fsdp: np.ndarray
@@ -51,11 +55,13 @@ class Bill:
     stages: np.ndarray
     hop: np.ndarray
     reduce: np.ndarray
+    tail: np.ndarray
     update: np.ndarray
     host: np.ndarray
     host_backward: np.ndarray
     beside: np.ndarray
     split: np.ndarray
+    slower: np.ndarray
     nodes: np.ndarray
 
     def __len__(self) -> int:
@@ -64,6 +70,8 @@ class Bill:
     @classmethod
     def stack(cls, bills: Sequence[Bill]) -> Bill:
         """Many bills as one."""
+        if not bills:
+            return cls(*(np.empty(0) for _ in fields(cls)))
         return cls(*(np.concatenate([getattr(b, f.name) for b in bills]) for f in fields(cls)))
 
     def take(self, which: np.ndarray) -> Bill:
@@ -97,7 +105,7 @@ def _release(run: Run) -> Release:
     found = release_of(run.release)
     if found is None:
         raise InputError(f"run `{run.id}`: release `{run.release}` has no profile; add one to simulator/profiles/runtimes")
-    return found.with_options(run.options)
+    return found.running(run.gpu, run.options)
 
 
 class _Writer:
@@ -113,15 +121,19 @@ class _Writer:
         layer, plain = self._layer()
         seconds = np.stack([layer, self._passes(works.embedding(run, release)), self._passes(works.head(run, release))])
         again = 1.0 if run.recompute == "full" else 0.0
-        slower = release.softmax_plain_host if plain else 1.0
+        experts = run.shape.num_expert_layers / run.shape.layers
+        slower = (release.softmax_plain_host if plain else 1.0) * (1.0 + (release.experts_host - 1.0) * experts)
         parts, ranks = self._pipeline()
         scalars = {
             "microbatches": run.num_microbatches, "chunks": run.vpp, "stages": run.num_stages, "hop": self._hop_s(),
             "update": self._update_s(parts), "host": slower, "host_backward": slower * (release.host_backward + again),
-            "beside": float(release.reduces_beside_backward), "split": float(release.splits_link), "nodes": run.num_nodes,
+            "beside": float(release.reduces_beside_backward), "split": release.splits_link, "nodes": run.num_nodes,
         }  # fmt: skip
-        idle = np.array(BUBBLES[run.schedule])
-        arrays = {"seconds": seconds, "fsdp": self._fsdp(), "reduce": self._reduction(parts), "parts": parts, "ranks": ranks, "idle": idle}
+        reduce, tail = self._reduction(parts)
+        arrays = {
+            "seconds": seconds, "fsdp": self._fsdp(), "reduce": reduce, "tail": tail, "parts": parts, "ranks": ranks, "idle": BUBBLES[run.schedule],
+            "slower": [release.slower[KINDS[share]] if share in KINDS else 1.0 for share in SHARES],
+        }  # fmt: skip
         return Bill(**{k: np.asarray([v], float) for k, v in (arrays | scalars).items()})
 
     # ---- a microbatch ----------------------------------------------------------------------------------------------------------------------------------
@@ -196,12 +208,12 @@ class _Writer:
         return np.array([[layers - short, 1, 0], [layers, 0, 0], [layers - short, 0, 1]], float), np.array([1.0, p - 2.0, 1.0])
 
     def _hop_s(self) -> float:
-        """One microbatch's activations to the next stage."""
+        """What no pass hides of one microbatch's activations to the next stage."""
         run = self.run
         if run.pp == 1:
             return 0.0
         nbytes = run.mbs * run.seq // run.cp * run.shape.hidden * self.width / (run.tp if run.sp else 1)
-        return self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
+        return self.release.shown_hops * self.cost.p2p_s(nbytes, 0, run.num_gpus // run.pp)
 
     # ---- once a step -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -215,19 +227,27 @@ class _Writer:
         tables = shape.vocab * shape.hidden * (2 if run.pp == 1 and not shape.tied else 1)
         return (layers * dense + tables) / run.tp, layers * experts
 
-    def _reduction(self, parts: np.ndarray) -> np.ndarray:
+    def _reduction(self, parts: np.ndarray) -> tuple[np.ndarray, float]:
         """[inside nodes, between nodes] seconds of reducing gradients and, where optimizer states are sharded, of gathering parameters; ZeRO-3 has both in its
-        microbatches.
+        microbatches. And the share of them that is left when the backward ends: the last bucket.
         """
-        out = np.zeros(2)
+        out, last = np.zeros(2), 0.0
         if self._gathers:
-            return out
+            return out, 0.0
         kind = "reduce_scatter" if self.run.zero else "all_reduce"
         for axis, params in zip(("dp", "edp"), self._params(parts), strict=True):
             if params:
-                out[int(self._crossed(axis) == "nic")] += self._collective_s(axis, kind, params * self.release.grad_bytes)
-                out[int(self._crossed(axis) == "nic")] += self._collective_s(axis, "all_gather", params * self.width) if self.run.zero else 0.0
-        return out
+                pieces = self._buckets(axis, params)
+                seconds = pieces * self._collective_s(axis, kind, params / pieces * self.release.grad_bytes)
+                last += seconds / pieces if pieces > 1 else 0.0
+                seconds += pieces * self._collective_s(axis, "all_gather", params / pieces * self.width) if self.run.zero else 0.0
+                out[int(self._crossed(axis) == "nic")] += seconds
+        return out, last / max(float(out.sum()), 1e-12)
+
+    def _buckets(self, axis: str, params: float) -> int:
+        """Collectives in which the gradients of so many parameters are reduced."""
+        least, of_each = self.release.bucket
+        return max(1, int(params // max(least, of_each * len(self.groups[axis]), 1.0))) if least else 1
 
     def _update_s(self, parts: np.ndarray) -> float:
         dense, experts = self._params(parts)

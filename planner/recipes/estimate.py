@@ -36,11 +36,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """Rows that have a bill: their runs, all their bills as one, and why each of the others has none."""
+    """Rows that have a bill: their runs and all their bills as one. `found`: of every row, where among the runs it is, or why it is not there."""
 
     runs: tuple[Run, ...]
     bill: Bill
-    left_out: Mapping[str, str]
+    found: tuple[int | str, ...]
 
 
 class Estimator:
@@ -55,14 +55,21 @@ class Estimator:
 
     def price(self, entries: Sequence[Entry]) -> Priced:
         """The bills of all rows that can be priced."""
-        runs, bills, left_out = [], [], {e.id: e.reason for e in entries if e.run is None}
-        for run in (e.run for e in entries if e.run is not None):
+        runs: list[Run] = []
+        bills: list[Bill] = []
+        found: list[int | str] = []
+        for e in entries:
+            if e.run is None:
+                found.append(e.reason)
+                continue
             try:
-                bills.append(self.pricer.bill(run))
-                runs.append(run)
+                bills.append(self.pricer.bill(e.run))
             except HeadraceError as error:
-                left_out[run.id] = str(error)
-        return Priced(tuple(runs), Bill.stack(bills), left_out)
+                found.append(str(error))
+                continue
+            found.append(len(runs))
+            runs.append(e.run)
+        return Priced(tuple(runs), Bill.stack(bills), tuple(found))
 
 
 def told(by: Fitted, bill: Bill) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from planner.recipes.bill import Bill
 from planner.recipes.estimate import Priced
 from planner.recipes.fit import Problem, cross_validate, fit, predict
+from planner.recipes.level import Level, shared
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
 from planner.recipes.step import step
@@ -21,6 +23,9 @@ THIRDS = 3
 DRAWS = 5
 COVERED = 0.8
 """Share of runs that a band is meant to hold."""
+
+ELSEWHERE = 0.1
+"""Weight of a family of another class where it is asked how much of a run's error its family shares: few classes have enough families to tell."""
 
 
 def learn(priced: Priced, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -127,6 +132,8 @@ PARTS: Mapping[str, Callable[[Run], str]] = {
     "experts": lambda run: "with experts" if run.shape.experts else "dense",
     "precision": lambda run: "fp8 and less" if run.precision in LOW else "16 bits",
     "sharding": lambda run: "ZeRO-3" if run.zero == 3 else "not ZeRO-3",
+    "tensor parallelism": lambda run: "tp over nodes" if run.tp > run.gpus_per_node else "tp in a node",
+    "oddity": lambda run: "flagged" if run.flag else "not flagged",
 }
 """By what the runs of a family are told apart where they differ in it."""
 
@@ -166,42 +173,56 @@ def _classes(runs: Sequence[Run], bill: Bill, seconds: np.ndarray, progress: Cal
     progress(f"classes: {', '.join(found.classes)}")
     off = left_out(np.array([f"{kind}, {family}" for kind, family in zip(kinds, families, strict=True)]))
     progress("classes: every family left out")
-    out = {kind: _class(runs, off, np.flatnonzero(kinds == kind), families, found.shares(kind)) for kind in found.classes}
-    out["all"] = _class(runs, left_out(kinds), np.arange(len(runs)), families, found.shares())
+    sharded = np.array([run.zero == 3 for run in runs])
+    out = {kind: _class(_Left(off, kinds, families, sharded), kind, found.shares(kind)) for kind in found.classes}
+    out["all"] = _class(_Left(left_out(kinds), np.full(len(runs), "all"), families, sharded), "all", found.shares())
     progress("classes: every class left out")
     times = {f: {name: round(float(np.exp(x)), 6) for name, x in zip(found.names, logs, strict=True) if x} for f, logs in found.frameworks.items()}
     return {"classes": out, "frameworks": times}
 
 
-def _class(runs: Sequence[Run], off: np.ndarray, mine: np.ndarray, families: np.ndarray, shares: Shares) -> dict[str, Any]:
-    """What is told of a class whose runs are `mine`: `off` are the errors of the runs left out."""
-    off, family = off[mine], families[mine]
-    units = np.array([f"{f}, ZeRO-3" if runs[int(i)].zero == 3 else f for f, i in zip(family, mine, strict=True)])
-    parts = {str(unit): off[units == unit] for unit in sorted(set(units))}
-    by_family = [off[family == name] for name in sorted(set(family))]
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Logarithms `off` of predicted over measured of runs that were left out, their class, family and whether they are fully sharded."""
+
+    off: np.ndarray
+    kinds: np.ndarray
+    families: np.ndarray
+    sharded: np.ndarray
+
+    def parts(self, mine: np.ndarray) -> dict[str, np.ndarray]:
+        """`off` by family, fully sharded runs apart."""
+        units = np.array([f"{family}, ZeRO-3" if sharded else family for family, sharded in zip(self.families, self.sharded, strict=True)])
+        return {str(unit): self.off[mine & (units == unit)] for unit in sorted(set(units[mine]))}
+
+
+def _class(left: _Left, kind: str, shares: Shares) -> dict[str, Any]:
+    """What is told of a class."""
+    mine = left.kinds == kind
+    by_family = [left.off[mine & (left.families == name)] for name in sorted(set(left.families[mine]))]
     band = max(_equal_spread(by_family), *(float(np.median(np.abs(part))) for part in by_family))  # no family lies outside with more than half of its runs
-    levelled = [one_fixes_level(part) for part in parts.values()]
+    parts, elsewhere = left.parts(mine), [part for other in sorted(set(left.kinds[~mine])) for part in left.parts(left.kinds == other).values()]
+
+    def level(without: str = "") -> Level:
+        known = [part for unit, part in parts.items() if unit != without]
+        return Level(shared((*known, *elsewhere), (*(1.0 for _ in known), *(ELSEWHERE for _ in elsewhere)), band), band)
+
+    levelled = {unit: level(unit).fixed(part) for unit, part in parts.items()}  # by what other families share
     inside = [float(np.mean(np.abs(part) <= band)) for part in by_family]
     return {
-        "runs": len(mine), "shares": _rounded(shares), "band": round(band, 4), "band_after_one": round(_equal_spread(levelled), 4),
+        "runs": int(mine.sum()), "shares": _rounded(shares), "band": round(band, 4), "shared": round(level().shared, 3),
+        "band_after_one": round(min(band, _equal_spread([fixed.ravel() for fixed in levelled.values()])), 4),
         "covered": round(float(np.mean(inside)), 3), "covered_least": round(min(inside), 3),
-        "families": {unit: {**errors(part), "after_one": _mean(level)} for (unit, part), level in zip(parts.items(), levelled, strict=True)},
+        "families": {unit: {"runs": len(part), **errors(part), **_after_one(levelled[unit])} for unit, part in parts.items()},
     }  # fmt: skip
 
 
-def one_fixes_level(off: np.ndarray) -> np.ndarray:
-    """Logarithms of a family's errors once one of its runs has fixed the level: of every other run, for each run that could have been the one.
-
-    >>> one_fixes_level(np.array([0.3, 0.3, 0.4])).round(1).tolist()
-    [0.0, 0.1, 0.0, 0.1, -0.1, -0.1]
-    """
-    rest = off[None, :] - off[:, None]
-    left: np.ndarray = rest[~np.eye(len(off), dtype=bool)]
-    return left
-
-
-def _mean(off: np.ndarray) -> float:
-    return round(float(100 * np.abs(np.expm1(off)).mean()), 2) if len(off) else 0.0
+def _after_one(fixed: np.ndarray) -> dict[str, float]:
+    """Percent, of `Level.fixed`: the mean over all runs that could have been the one, and the mean of the others where the median one was; none for one run."""
+    if not len(fixed):
+        return {}
+    off = 100 * np.abs(np.expm1(fixed))
+    return {"after_one": round(float(off.mean()), 2), "after_median_one": round(float(np.median(off.mean(axis=1))), 2)}
 
 
 def source_of(run: Run) -> str:

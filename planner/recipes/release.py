@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from typing import Any
+
+from simulator.runtimes import documents, facts
 
 Passes = tuple[float, float]
 """A figure of the forward and one of the backward."""
@@ -24,9 +24,14 @@ class Release:
     `grouped_cost`, `grouped_low_cost`: the same of the products of experts, in 16 bits and in fp8 or less. `grad_bytes`: of an element in the data-parallel
     reduction. `update_bytes`: that the optimizer moves for each parameter. `accumulate_bytes`: that adding a weight gradient moves for each parameter,
     every microbatch. `reduces_beside_backward`: the reduction hides behind the last microbatch's backward. `host_backward`: the host's time in a backward
-    over that in a forward. `always_sp`, `least_zero`: tensor parallelism comes with sequence parallelism, and optimizer states are sharded, said or not.
-    `splits_link`: tensor-parallel collectives are cut up and hide behind their products. `low_as`: dtype whose speed products in fp8 have ("" their own).
-    `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `options`: what changes where a run says such a word.
+    over that in a forward, `experts_host` in a layer with experts over that in one without. `always_sp`, `least_zero`: tensor parallelism comes with sequence
+    parallelism, and optimizer states are sharded, said or not.
+    `bucket`: parameters that one reduction beside the backward takes at least, and for each data-parallel rank; none where all are reduced at once.
+    `slower`: how many times as long a kernel (`gemm`, `attention`, `memory`) takes while a collective runs.
+    `shown_hops`: the part of messages between stages that no pass hides.
+    `splits_link`: the part of tensor-parallel collectives that is cut up and hides behind their products. `low_as`: dtype whose speed products in fp8 have (""
+    their own). `gathers_every_pass`: parameters of ZeRO-3 are gathered anew in every pass of a pipeline. `microbatch_a_stage`: a pipeline has as many
+    microbatches as stages where nothing else is said. `options`: what changes where a run says such a word, `on`: on GPUs whose name begins so.
     """
 
     name: str
@@ -43,24 +48,28 @@ class Release:
     accumulate_bytes: float
     reduces_beside_backward: bool
     host_backward: float
+    experts_host: float
+    slower: Mapping[str, float]
+    shown_hops: float
+    bucket: Passes = (0.0, 0.0)
     flash_cost: float = 1.0
     grouped_cost: float = 1.0
     grouped_low_cost: float = 1.0
     always_sp: bool = False
     least_zero: int = 0
-    splits_link: bool = False
+    splits_link: float = 0.0
     low_as: str = ""
     gathers_every_pass: bool = True
+    microbatch_a_stage: bool = False
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     source: str = ""
 
-    def with_options(self, words: tuple[str, ...]) -> Release:
-        """The release as it runs with these options; words that change nothing are passed over."""
+    def running(self, gpu: str, words: tuple[str, ...]) -> Release:
+        """The release as it runs on a GPU with these options; words that change nothing are passed over."""
         found = self
-        for word in words:
-            change = dict(self.options.get(word, {}))
-            if change:
-                found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
+        for change in (*(c for start, c in self.on.items() if gpu.startswith(start)), *(self.options.get(word, {}) for word in words)):
+            found = replace(found, **{**change, "moved": {**found.moved, **_moved(change.get("moved", {}))}})
         return found
 
     def fuses_softmax(self, batch: int, seq: int) -> bool:
@@ -71,7 +80,7 @@ class Release:
 @cache
 def releases() -> tuple[Release, ...]:
     """Every bundled release, by file name."""
-    return tuple(_release(name) for name in sorted(_documents()))
+    return tuple(_release(name) for name in documents())
 
 
 def release_of(text: str) -> Release | None:
@@ -84,22 +93,9 @@ def release_of(text: str) -> Release | None:
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-@cache
-def _documents() -> Mapping[str, Mapping[str, Any]]:
-    folder = resources.files("simulator").joinpath("profiles", "runtimes")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
-    return {f.name.removesuffix(".json"): json.loads(f.read_text("utf-8")) for f in files}
-
-
-def _merged(name: str) -> dict[str, Any]:
-    own = dict(_documents()[name])
-    base = _merged(own.pop("like")) if "like" in own else {}
-    return {**base, **own, "moved": {**base.get("moved", {}), **own.get("moved", {})}}
-
-
 def _release(name: str) -> Release:
-    facts = {k: v for k, v in _merged(name).items() if k in Release.__dataclass_fields__}
-    return Release(**{**facts, "name": name, "releases": tuple(facts["releases"]), "moved": _moved(facts["moved"])})
+    said = {k: v for k, v in facts(name).items() if k in Release.__dataclass_fields__}
+    return Release(**{**said, "name": name, "releases": tuple(said["releases"]), "moved": _moved(said["moved"])})
 
 
 def _moved(table: Mapping[str, Any]) -> dict[str, Passes]:

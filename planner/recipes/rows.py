@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Any
 
 from ir.errors import InputError
+from planner.recipes.release import release_of
 from planner.recipes.run import Run, Shape
 
 Row = Mapping[str, str]
@@ -35,6 +36,15 @@ ARCHS = ("gpt", "llama", "moe", "moe-mla")
 OPTIONS = ("async-tp", "compile", "vanilla-tp", "tokendrop", "dropless", "w/ mtp", "mxfp8", "fp8-mx", "fp8-cs", "tensorwise", "rowwise")
 """Words in a row's precision, model and notes that say how it was run."""
 
+TRUTHS = {"": "", "0": "0", "0.0": "0", "no": "0", "false": "0", "1": "1", "1.0": "1", "yes": "1", "true": "1"}
+"""Yes and no as tables spell them."""
+
+USUAL = "Megatron-Core"
+"""The release that stands for one of which nothing is known."""
+
+LARGEST = 10_000_000
+"""No size or count of a run is larger."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -50,13 +60,14 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """The rows of a table; InputError where the file cannot be read or none of the schemas has its columns."""
     name = os.fspath(path)
     try:
-        with open(name, encoding="utf-8", newline="") as file:
+        with open(name, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            rows, columns = list(reader), tuple(reader.fieldnames or ())
+            columns = reader.fieldnames = [column.strip().lower() for column in reader.fieldnames or ()]
+            rows = list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
         raise InputError(f"`{name}` cannot be read as a table of runs: {why}") from error
-    read = schema(columns, name)
+    read = schema(tuple(columns), name)
     return tuple(entry(row, read, i) for i, row in enumerate(rows))
 
 
@@ -65,19 +76,35 @@ def schema(columns: tuple[str, ...], name: str) -> Callable[[Row], Run]:
     for needed, read in SCHEMAS:
         if needed <= set(columns):
             return read
-    missing = min((sorted(needed - set(columns)) for needed, _ in SCHEMAS), key=len)
+    nearest = min((needed for needed, _ in SCHEMAS), key=lambda needed: len(needed - set(columns)) / len(needed))
+    missing = sorted(nearest - set(columns))
     raise InputError(f"`{name}` is no table of runs that is known: columns {', '.join(missing)} are missing; the first line must name the columns")
 
 
 def entry(row: Row, read: Callable[[Row], Run], number: int) -> Entry:
     """The run of a row, or the reason why it has none."""
     row = {k: (v or "").strip() for k, v in row.items() if isinstance(k, str) and not isinstance(v, list)}
-    name, family = row.get("id") or f"row {number + 1}", row.get("family", "")
+    row["id"] = name = row.get("id") or f"row {number + 1}"
     try:
+        row, assumed = _tidied(row)
         run = read(row).check()
     except InputError as error:
-        return Entry(name, family, None, str(error))
-    return Entry(run.id, run.family, run)
+        return Entry(name, row.get("family", ""), None, str(error))
+    return Entry(run.id, run.family, replace(run, assumed=(*run.assumed, *assumed)))
+
+
+def _tidied(row: Row) -> tuple[Row, tuple[str, ...]]:
+    """The row with words in the spelling of the schemas and a release that is known, and what had to be assumed for it."""
+    words = {column: row[column].lower() for column in ("arch", "recompute", "act_ckpt") if column in row}
+    for column in ("gated", "seq_parallel"):
+        text = row.get(column, "").lower()
+        if text not in TRUTHS:
+            raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; 0 or 1 was expected")
+        words[column] = TRUTHS[text]
+    release = row.get("release") or row.get("framework", "")
+    if "release" not in row or release_of(release) is not None:
+        return {**row, **words}, ()
+    return {**row, **words, "release": USUAL}, (f"release `{release}` is not known: taken as {USUAL}",)
 
 
 # ---- the three schemas ---------------------------------------------------------------------------------------------------------------------------------
@@ -91,14 +118,16 @@ def published_run(row: Row) -> Run:
     num_gpus, pp = _count(row, "n_gpus"), _count(row, "pp")
     schedule = SCHEDULES.get(row["schedule"].lower(), row["schedule"].lower())
     chunks = 2 if schedule == "interleaved" and "assume" not in row.get("flag", "") else 1
-    mbs, vpp = _or_assumed(row, "mbs", "microbatch size", 1, assumed), _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
+    vpp = _or_assumed(row, "vpp", "virtual stages", chunks, assumed)
+    release = row.get("release") or row.get("framework", "")
+    gbs, dp = _count(row, "gbs"), _count(row, "dp")
+    mbs = _or_assumed(row, "mbs", "microbatch size", _usual_mbs(release, gbs // dp, pp * vpp), assumed)
     run = Run(
         row["id"], row["family"], row.get("model", ""), shape, seq=_count(row, "seq"), gpu=row["gpu"], num_gpus=num_gpus, tp=_count(row, "tp"), pp=pp,
-        dp=_count(row, "dp"), cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=_count(row, "gbs"),
-        schedule="1f1b" if pp > 1 and schedule == "none" else schedule, recompute=recompute, zero=_size(row, "zero"), sp=row.get("seq_parallel") == "1",
-        short_ends=_has_short_ends(shape.layers, pp * vpp), precision=_precision(row["precision"]),
-        gpus_per_node=(per_node := _per_node(num_gpus, _count(row, "gpus_per_node", 8))), nic=nic_of(row.get("inter", ""), per_node),
-        release=row.get("release") or row.get("framework", ""), machine=row.get("machine", ""), memory_gib=_number(row, "peak_mem_gb"),
+        dp=dp, cp=_count(row, "cp", 1), ep=_count(row, "ep", 1), vpp=vpp, mbs=mbs, gbs=gbs, schedule="1f1b" if pp > 1 and schedule == "none" else schedule,
+        recompute=recompute, zero=_size(row, "zero"), sp=row.get("seq_parallel") == "1", short_ends=_has_short_ends(shape.layers, pp * vpp),
+        precision=_precision(row["precision"]), gpus_per_node=(per_node := _per_node(num_gpus, _count(row, "gpus_per_node", 8))),
+        nic=nic_of(row.get("inter", ""), per_node), release=release, machine=row.get("machine", ""), memory_gib=_number(row, "peak_mem_gb"),
         memory_kind=row.get("mem_kind", ""), options=_options(row), flag=row.get("flag", ""), source=row.get("source", ""), assumed=tuple(assumed),
     )  # fmt: skip
     return _measured(run, row)
@@ -239,6 +268,12 @@ def _or_assumed(row: Row, column: str, what: str, value: int, assumed: list[str]
     return value
 
 
+def _usual_mbs(release: str, batch: int, stages: int) -> int:
+    """Sequences of a microbatch where nobody says it: one, or what makes as many microbatches as stages of a rank's batch where that is the release's way."""
+    found = release_of(release)
+    return max(1, batch // stages) if found is not None and found.microbatch_a_stage and stages > 1 else 1
+
+
 def _has_short_ends(layers: int, stages: int) -> bool:
     return layers % stages != 0 and (layers + 2) % stages == 0
 
@@ -272,7 +307,7 @@ def _count(row: Row, column: str, default: int | None = None) -> int:
         raise InputError(f"run `{row['id']}`: `{column}` is not given")
     if not re.fullmatch(r"\d+(\.0+)?", text) or float(text) < 1:
         raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number of 1 or more was expected")
-    return int(float(text))
+    return _bounded(row, column, text)
 
 
 def _size(row: Row, column: str) -> int:
@@ -280,7 +315,13 @@ def _size(row: Row, column: str) -> int:
     text = row.get(column, "")
     if not re.fullmatch(r"(\d+(\.0+)?)?", text):
         raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; a whole number was expected")
-    return int(float(text or 0))
+    return _bounded(row, column, text or "0")
+
+
+def _bounded(row: Row, column: str, text: str) -> int:
+    if float(text) > LARGEST:
+        raise InputError(f"run `{row['id']}`: `{column}` is `{text}`; no more than {LARGEST} was expected")
+    return int(float(text))
 
 
 def _number(row: Row, column: str) -> float | None:

@@ -154,6 +154,8 @@ class Run:
         ranks = self.dp * self.tp * self.pp * self.cp
         if ranks != self.num_gpus:
             raise InputError(f"run `{self.id}`: dp {self.dp} x tp {self.tp} x pp {self.pp} x cp {self.cp} = {ranks}, but {self.num_gpus} GPUs are given")
+        if self.num_stages > self.shape.layers + 2:  # the embedding and the head may be stages of their own
+            raise InputError(f"run `{self.id}`: pp {self.pp} x vpp {self.vpp} = {self.num_stages} stages, but {self.shape.layers} layers")
         if self.gbs % (self.dp * self.mbs):
             raise InputError(f"run `{self.id}`: a batch of {self.gbs} is not whole microbatches of {self.mbs} on {self.dp} data-parallel ranks")
         if self.dp * self.cp * self.tp % self.ep:

@@ -53,7 +53,9 @@ class _Table:
         self.run, self.shape, self.attention, self.eager = run, run.shape, attention, eager
         self.width = DTYPE_BYTES[run.dtype]
         self.tokens = run.mbs * run.seq / run.cp
+        self._tokens_outside = self.tokens / (run.tp if run.sp else 1)
         self.rows: list[tuple[str, float, str]] = []
+        self._products = 0
 
     def saved(self, experts: bool) -> Saved:
         self._norm("input", first=True)
@@ -68,10 +70,18 @@ class _Table:
     def _keep(self, name: str, elements: float, width: float | None = None, part: str = "") -> None:
         self.rows.append((name, elements * (self.width if width is None else width), part))
 
-    def _outside(self, name: str, width: float | None = None, part: str = "", h: float | None = None) -> None:
+    def _result(self, name: str, elements: float, read: bool = True) -> None:
+        """What a product gives; `read`: the backward of what follows reads it. Recomputation by operator keeps every other product's."""
+        self._products += 1
+        kept = self._products % 2 == 1
+        if read:
+            self._keep(name, elements, part="product" if kept else "")
+        elif kept and self.eager:
+            self._keep(name, elements, part="only-selective")
+
+    def _outside(self, name: str, width: float | None = None, part: str = "") -> None:
         """A tensor between the split parts: whole on every rank of tp, or split over the sequence."""
-        tokens = self.tokens / (self.run.tp if self.run.sp else 1)
-        self._keep(name, tokens * (self.shape.hidden if h is None else h), width, part)
+        self._keep(name, self._tokens_outside * self.shape.hidden, width, part)
 
     def _norm(self, name: str, first: bool = False) -> None:
         self._outside(f"{name} of norm", part="input" if first else "child")
@@ -83,13 +93,17 @@ class _Table:
         heads, groups, d = s.heads / run.tp, max(s.kv_heads / run.tp, 1.0), s.head_dim
         self._outside("input of qkv", part="child")
         if s.kv_rank:
-            self._keep("latents", self.tokens * 2 * (s.q_rank + s.kv_rank))
-            self._keep("queries", self.tokens * heads * (d + s.rope_dim))
-            self._keep("keys and values", self.tokens * heads * (2 * d + s.rope_dim))
+            if s.q_rank:
+                self._result("latents of queries", self.tokens * s.q_rank)
+            self._result("queries", self.tokens * heads * (d + s.rope_dim))
+            self._result("latents of keys", self.tokens * s.kv_rank)
+            self._result("keys and values", self.tokens * heads * 2 * d)
+            self._keep("normed latents", self.tokens * (s.q_rank + s.kv_rank))
+            self._keep("positions of keys", self.tokens * heads * s.rope_dim)
         else:
-            self._keep("queries", self.tokens * heads * d, part="product")
-            self._keep("keys", self.tokens * groups * d)
-            self._keep("values", self.tokens * groups * d, part="product")
+            self._result("queries", self.tokens * heads * d)
+            self._result("keys", self.tokens * groups * d)
+            self._result("values", self.tokens * groups * d)
         pairs = heads * run.mbs * (run.seq / run.cp) * run.seq
         if self.attention == "unfused":
             self._keep("softmax", pairs, part="core")
@@ -98,6 +112,7 @@ class _Table:
         else:
             self._keep("log-sum-exp", self.tokens * heads, LSE_BYTES, part="product")
         self._keep("input of projection", self.tokens * heads * d, part="product")
+        self._result("output of projection", self._tokens_outside * s.hidden, read=False)
         self._mask()
 
     def _mask(self) -> None:
@@ -107,14 +122,13 @@ class _Table:
     def _mlp(self, ffn: float) -> None:
         width = ffn / self.run.tp
         self._outside("input of mlp", part="child")
-        self._keep("input of activation", self.tokens * width, part="product")
+        self._result("input of activation", self.tokens * width)
         if self.shape.gated:
-            self._keep("gated value", self.tokens * width)
+            self._result("gated value", self.tokens * width)
         if self.eager and self.shape.gated:
             self._keep("activated gate", self.tokens * width)
         self._keep("output of activation", self.tokens * width)
-        if self.eager:
-            self._outside("output of mlp", part="only-selective")
+        self._result("output of mlp", self._tokens_outside * self.shape.hidden, read=False)
         self._mask()
 
     def _experts(self) -> None:

@@ -11,9 +11,9 @@ class Shares:
     """Times the bill's seconds: `compute` products of weights, `low` those in fp8 or less, `grouped` those of experts, `attention` its products or flash
     kernels, `misaligned` attention products whose head size is no multiple of eight, `memory` memory-bound kernels, `link` and `nic` collectives inside a node
     and between nodes, `ep` all-to-alls, `fsdp` gathers and reductions of fully sharded parameters, `hop` messages between stages, `bubble` what a schedule
-    leaves idle, `reduce` (times `link` or `nic`) gradients and parameters once a step, `update` the optimizer. `beside`: the part of hidden communication that
-    slows what it hides behind. Seconds: `host_s` that the host needs for one layer's forward, `step_s` once a step. `straggle`: longer for every doubling of
-    nodes."""
+    leaves idle, `reduce` (times `link` or `nic`) gradients and parameters once a step, `update` the optimizer. `beside`: times what kernels lose of their speed
+    while a collective runs beside them. Seconds: `host_s` that the host needs for one layer's forward, `step_s` once a step. `straggle`: longer for every
+    doubling of nodes."""
 
     compute: float = 1.0
     low: float = 1.0
@@ -25,12 +25,12 @@ class Shares:
     nic: float = 1.0
     ep: float = 1.0
     fsdp: float = 1.0
-    hop: float = 0.5
+    hop: float = 1.0
     bubble: float = 1.0
     reduce: float = 1.0
     update: float = 1.0
-    beside: float = 0.3
-    host_s: float = 0.0008
+    beside: float = 1.0
+    host_s: float = 0.001
     step_s: float = 0.0
     straggle: float = 0.0
 

@@ -12,8 +12,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ir.errors import InputError
+from planner.recipes.level import Level
 from planner.recipes.run import Run
 from planner.recipes.shares import Shares
+from simulator.profile import gpu_profile
 
 ENOUGH = 8
 """Measured runs of one GPU, release and machine from which on their own residuals are the band."""
@@ -28,7 +31,7 @@ class Member:
     machine: str
 
     def has(self, run: Run) -> bool:
-        return (run.gpu, run.machine) == (self.gpu, self.machine) and run.release.startswith(self.release)
+        return run.machine == self.machine and _canonical(run.gpu) == _canonical(self.gpu) and run.release.startswith(self.release)
 
     def __str__(self) -> str:
         return f"{self.gpu}, {self.release}, {self.machine}"
@@ -82,7 +85,16 @@ def class_of(gpu: str) -> str:
     >>> class_of("A100-SXM-40GB"), class_of("GB200-NVL72"), class_of("T4")
     ('A100', 'Blackwell', '')
     """
-    return next((c["name"] for c in _spec()["classes"] if any(gpu.startswith(g) for g in c["gpus"])), "")
+    return next((c["name"] for c in _spec()["classes"] if any(_canonical(gpu).startswith(g) for g in c["gpus"])), "")
+
+
+@cache
+def _canonical(gpu: str) -> str:
+    """A GPU's name as its profile has it, its own where it has none."""
+    try:
+        return gpu_profile(gpu)[0]
+    except InputError:
+        return gpu
 
 
 def framework_of(release: str) -> str:
@@ -117,37 +129,47 @@ def fits() -> Mapping[str, Any]:
     return found
 
 
-def fitted(run: Run) -> Fitted:
-    """Shares and band of a run: of its GPU, release and machine where they were measured, else of its GPU's class, else of all, times its framework's."""
-    own = study_of(run)
+def fitted(run: Run, learned: Mapping[str, Any] | None = None) -> Fitted:
+    """Shares and band of a run: of its GPU, release and machine where they were measured, else of its GPU's class, else of all, times its framework's.
+
+    `learned`: what to take them from, in place of `fits`.
+    """
+    learned, own = learned or fits(), study_of(run)
     if own is None:
-        width, basis = class_band(run.gpu)
-        times = fits()["frameworks"].get(framework_of(run.release), {})
-        whole = {name: value * times.get(name, 1.0) for name, value in _class(run.gpu)["shares"].items()}
+        width, basis = class_band(run.gpu, learned=learned)
+        times = learned["frameworks"].get(framework_of(run.release), {})
+        whole = {name: value * times.get(name, 1.0) for name, value in _class(run.gpu, learned)["shares"].items()}
         return Fitted(Shares().with_(whole), width, basis)
     study, i = own
-    found = fits()["members"][str(study.members[i])]
+    found = learned["members"][str(study.members[i])]
     shares = Shares().with_(found["shares"])
     if found["runs"] >= ENOUGH:
         return Fitted(shares, found["band"], f"cross-validated on {found['runs']} runs of this GPU, release and machine")
-    return Fitted(shares, *class_band(run.gpu, found["runs"]))
+    return Fitted(shares, *class_band(run.gpu, found["runs"], learned=learned))
 
 
-def class_band(gpu: str, runs: int = 0, levelled: bool = False) -> tuple[float, str]:
+def class_band(gpu: str, runs: int = 0, levelled: bool = False, learned: Mapping[str, Any] | None = None) -> tuple[float, str]:
     """(half-width, basis) for a GPU with so few runs of the same release and machine: of families left out of its class.
 
     `levelled`: once one measured step has fixed the level.
     """
-    whole, kind = _class(gpu), class_of(gpu)
-    said = f"class {kind}" if kind in fits()["classes"] else "all GPUs, none of its class being measured"
+    learned, kind = learned or fits(), class_of(gpu)
+    whole = _class(gpu, learned)
+    said = f"class {kind}" if kind in learned["classes"] else "all GPUs, none of its class being measured"
     if levelled:
         return whole["band_after_one"], f"left-out families of {said}, one measured step of each fixing its level"
-    few = f"only {runs} runs" if runs else "no run"
+    few = f"only {runs} run{'s' * (runs > 1)}" if runs else "no run"
     return whole["band"], f"{few} of this GPU, release and machine: left-out families of {said}; ranking carries over, levels do not"
 
 
-def _class(gpu: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = fits()["classes"].get(class_of(gpu)) or fits()["classes"]["all"]
+def class_level(gpu: str) -> Level:
+    """What a measured run tells of all others on such a GPU."""
+    found = _class(gpu, fits())
+    return Level(found["shared"], found["band"])
+
+
+def _class(gpu: str, learned: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = learned["classes"].get(class_of(gpu)) or learned["classes"]["all"]
     return found
 
 

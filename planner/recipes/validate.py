@@ -39,25 +39,24 @@ def validate(entries: Sequence[Entry], estimator: Estimator | None = None) -> di
 
 def report(entries: Sequence[Entry], priced: Priced) -> dict[str, Any]:
     """`validate` of rows that are priced already."""
-    at = {run.id: i for i, run in enumerate(priced.runs)}
-    rows = [_row(e, priced, at.get(e.id)) for e in entries]
+    rows = [_row(e, priced, found) for e, found in zip(entries, priced.found, strict=True)]
     families = dict.fromkeys(row["family"] for row in rows)
     return {"rows": rows, "families": [_family(f, [row for row in rows if row["family"] == f]) for f in families]}
 
 
-def estimates(priced: Priced) -> list[Estimate]:
-    """Of every priced run."""
-    return [told(fitted(run), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
+def estimates(priced: Priced, learned: Mapping[str, Any] | None = None) -> list[Estimate]:
+    """Of every priced run; by what was `learned` in place of the bundled fits."""
+    return [told(fitted(run, learned), priced.bill.take(np.array([i]))) for i, run in enumerate(priced.runs)]
 
 
-def _row(e: Entry, priced: Priced, i: int | None) -> dict[str, Any]:
+def _row(e: Entry, priced: Priced, at: int | str) -> dict[str, Any]:
     nothing = {"measured": None, "predicted": None, "error": None, "band": None, "memory_measured_gb": None, "memory_predicted_gb": None}
-    run = priced.runs[i] if i is not None else e.run
+    run = e.run
     known = {"measured": run.measured_s, "memory_measured_gb": run.memory_gib} | _memory(run) if run is not None else {}
-    out = {"id": e.id, "family": e.family, "covered": i is not None, **nothing, **known}
-    if i is None or run is None:
-        return {**out, "reason": priced.left_out.get(e.id, e.reason)}
-    found = told(fitted(run), priced.bill.take(np.array([i])))
+    out = {"id": e.id, "family": e.family, "covered": isinstance(at, int), **nothing, **known}
+    if isinstance(at, str) or run is None:
+        return {**out, "reason": at}
+    found = told(fitted(run), priced.bill.take(np.array([at])))
     error = found.step_s / run.measured_s - 1 if run.measured_s else None
     band = {"low_s": found.low_s, "high_s": found.high_s, "basis": found.basis}
     return {**out, "predicted": found.step_s, "error": error, "band": band, "assumed": list(run.assumed), "flag": run.flag}

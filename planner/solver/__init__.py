@@ -1,5 +1,5 @@
 """The least of a sum of tables over pairs of choices, exactly, whatever it means.
 
-`factors` its problem, `reductions` what shrinks it without loss, `blocks` and `chain` repeated parts folded to one table, `diffusion` costs moved until bounds
-are tight, `polytope` the linear and the integer program of what is left, `elimination` all of them in order.
+`factors` its problem, `gathered` its tables, `dominance` and `reductions` what shrinks it without loss, `blocks` and `chain` repeated parts folded,
+`diffusion` costs moved until bounds are tight, `polytope` the linear and the integer program of what is left, `elimination` all of them in order.
 """

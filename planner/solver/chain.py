@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.solver.factors import Table
-from planner.solver.reductions import undominated
+from planner.solver.dominance import undominated
+from planner.solver.gathered import Gathered, Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Chain:
     @cached_property
     def states(self) -> NDArray[np.intp]:
         """The states that the variables between blocks may need."""
-        return np.flatnonzero(undominated([self.between[:, None], self.block, self.block.T]))
+        return np.flatnonzero(undominated([Gathered.of(table) for table in (self.between[:, None], self.block, self.block.T)]))
 
     @cached_property
     def table(self) -> Table:

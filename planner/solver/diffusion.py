@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.solver.factors import FactorGraph, Table
+from planner.solver.factors import FactorGraph
+from planner.solver.gathered import Table
 
 SWEEPS = 6
 """Of the cores of three-layer problems, six sweeps take the bound within 2.5 % of the optimum; more cost as much as they save."""
@@ -29,7 +30,7 @@ class _Diffusion:
 
     def __init__(self, graph: FactorGraph) -> None:
         self.unary = [table.copy() for table in graph.unary]
-        self.pairwise = [table.copy() for table in graph.pairwise]
+        self.pairwise = [np.array(table) for table in graph.pairwise]
         self.bound = 0.0
         self.around: list[list[tuple[int, int, int]]] = [[] for _ in self.unary]
         for e, (a, b) in enumerate(graph.edges):

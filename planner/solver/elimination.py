@@ -52,11 +52,6 @@ def solve(graph: FactorGraph, blocks: Sequence[Sequence[int]] = (), repeats: Seq
     if factors.infeasible:
         return Solution((), math.inf, math.inf, True, method)
     substitute_back(factors.trail, states)
-    at = dict(enumerate(states))
-    for block in folded.values():
-        if block.chain is None:
-            for v, s in zip(block.names, block.inside(at), strict=True):
-                states[v] = s
     copies = tuple(_copies(folded[r.block], r, states) for r in repeats)
     for r, of_block in zip(repeats, copies, strict=True):
         for v, s in zip(blocks[r.block], of_block[0], strict=False):
@@ -74,11 +69,10 @@ def _copies(block: Folded, repeated: Repeated, states: Sequence[int]) -> tuple[t
     before, after = states[repeated.before], states[repeated.after]
     way = (before, *block.chain.between_states(before, after), after)
     known: dict[tuple[int, int], tuple[int, ...]] = {}
-    num_inside = len(block.names) - len({repeated.before, repeated.after})
     for ends in itertools.pairwise(way):
         if ends not in known:
-            local = block.inside({repeated.before: ends[0], repeated.after: ends[1]})
-            known[ends] = (*local[:num_inside], *ends)
+            found = block.states({repeated.before: ends[0], repeated.after: ends[1]})
+            known[ends] = (*(found[v] for v in block.inside), *ends)
     return tuple(known[ends] for ends in itertools.pairwise(way))
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ir.errors import PlanError
+from planner.solver.gathered import Gathered, Table
 
-Table = NDArray[np.float64]
 Scope = tuple[int, ...]
 
 
@@ -27,14 +24,14 @@ class FactorGraph:
     num_states: tuple[int, ...]
     unary: tuple[Table, ...]
     edges: tuple[tuple[int, int], ...] = ()
-    pairwise: tuple[Table, ...] = ()
+    pairwise: tuple[Table | Gathered, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.unary) != len(self.num_states) or len(self.edges) != len(self.pairwise):
             raise PlanError(f"{len(self.num_states)} variables with {len(self.unary)} unary tables, {len(self.edges)} edges with {len(self.pairwise)} tables")
-        for v, (n, table) in enumerate(zip(self.num_states, self.unary, strict=True)):
-            if n < 1 or table.shape != (n,):
-                raise PlanError(f"variable {v} has {n} states and unary costs of shape {table.shape}")
+        for v, (n, costs) in enumerate(zip(self.num_states, self.unary, strict=True)):
+            if n < 1 or costs.shape != (n,):
+                raise PlanError(f"variable {v} has {n} states and unary costs of shape {costs.shape}")
         for (a, b), table in zip(self.edges, self.pairwise, strict=True):
             if a == b or table.shape != (self.num_states[a], self.num_states[b]):
                 raise PlanError(f"edge ({a}, {b}) has a table of shape {table.shape}, its variables {self.num_states[a]} and {self.num_states[b]} states")

@@ -14,7 +14,8 @@ from scipy.optimize import LinearConstraint, linprog, milp
 from scipy.sparse import coo_array
 
 from ir.errors import PlanError
-from planner.solver.factors import FactorGraph, Solution, Table
+from planner.solver.factors import FactorGraph, Solution
+from planner.solver.gathered import Table
 
 
 def linear_program(graph: FactorGraph, presolve: bool = True) -> Solution:
@@ -76,7 +77,7 @@ def _polytope(graph: FactorGraph) -> _Polytope:
     row, col, val = [*row, num_rows + np.arange(len(forbidden))], [*col, forbidden], [*val, np.ones(len(forbidden))]
     num_rows += len(forbidden)
     rhs = [np.ones(len(graph.num_states)), np.zeros(len(forbidden))]
-    for (a, b), table in zip(graph.edges, graph.pairwise, strict=True):
+    for (a, b), table in zip(graph.edges, map(np.asarray, graph.pairwise), strict=True):
         i, j = np.nonzero(np.isfinite(table))
         columns = num_columns + np.arange(len(i))
         costs.append(table[i, j])

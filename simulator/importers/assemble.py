@@ -11,6 +11,7 @@ from typing import Any
 from ir.cluster import Cluster
 from ir.errors import InputError
 from simulator.clusters import build
+from simulator.cost import COLLECTIVES, CostModel
 from simulator.importers import nccl_tests, p2p, topo_matrix, topo_xml
 from simulator.importers.findings import Finding, doctor
 from simulator.importers.nccl_tests import Sweep
@@ -30,6 +31,9 @@ MODELS = (
 """Names that drivers print, and the profile that is meant; the first that fits counts."""
 
 MAX_BYTES = 64 << 20
+
+SMALLER = tuple(512 * 4**i for i in range(12))
+"""Sizes of messages that stand below those of a file, up to 2 GiB."""
 
 BRIDGED = 4.0
 """Between two GPUs of a PCIe node, so many times what the others reach is a bridge."""
@@ -115,7 +119,7 @@ def assemble(found: Imported, gpu: str = "", num_nodes: int = 0, nic: Nic | None
         nic = Nic(typical["kind"], float(typical["gbit_per_s"]), int(typical["per_node"]))
         assumed.append(f"NICs: {nic} a node, as typical for {name}; no file says their speed")
     cluster = build(f"{nodes}x{per_node}x{name}", name, nodes, per_node, nic if nodes > 1 else None, tuple(assumed), _layout(found, profile, per_node))
-    about = {**cluster.profile, "collectives": _curves(found, cluster.profile.get("collectives", ()), nodes)}
+    about = {**cluster.profile, "collectives": _curves(found, cluster)}
     return replace(cluster, links=_measured_links(cluster, found), profile=about).check(), diagnose(found, name)
 
 
@@ -180,14 +184,19 @@ def _pcie(matrix: Matrix, off: bool, bridges: bool) -> Mapping[str, Any]:
     return {"kind": "pcie", "sockets": max(1, len(matrix.gpus) // socket), "per_switch": switch, "bridges": bridges, "p2p": not off}
 
 
-def _curves(found: Imported, bundled_curves: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mapping[str, Any]]:
-    """The curves of the files, and the bundled ones of other kinds and group shapes."""
-    own = {}
+def _curves(found: Imported, cluster: Cluster) -> list[Mapping[str, Any]]:
+    """The curves of the files, and the bundled ones of other kinds and group shapes. Below a file's smallest message the cluster's own price counts."""
+    own, cost, per_node = {}, CostModel(cluster), len(cluster.nodes[0])
     for sweep in found.sweeps:
         nodes = sweep.num_nodes or 1
-        if sweep.num_ranks and sweep.num_ranks % nodes == 0 and nodes <= num_nodes:
+        if sweep.num_ranks and sweep.num_ranks % nodes == 0 and nodes <= len(cluster.nodes):
             key = (sweep.kind or "all_reduce", sweep.num_ranks // nodes, nodes)
-            own[key] = {"kind": key[0], "ranks_per_node": key[1], "num_nodes": nodes, "rows": _rising(sweep.rows), "source": "imported from nccl-tests"}
+            group = tuple(node * per_node + i for node in range(nodes) for i in range(key[1]))
+            rows = _rising(sweep.rows)
+            below = [n for n in SMALLER if n < rows[0][0]] if key[0] in COLLECTIVES and key[1] <= per_node else []
+            before = [[n, min(cost.collective_s(key[0], n, group), rows[0][1])] for n in below]
+            own[key] = {"kind": key[0], "ranks_per_node": key[1], "num_nodes": nodes, "rows": [*before, *rows], "source": "imported from nccl-tests"}
+    bundled_curves = cluster.profile.get("collectives", ())
     return [*own.values(), *(c for c in bundled_curves if (c["kind"], c["ranks_per_node"], c["num_nodes"]) not in own)]
 
 

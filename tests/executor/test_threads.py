@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from time import sleep
 
 import numpy as np
@@ -17,6 +18,7 @@ from executor.transport import BLOCK, SMALL
 from ir.errors import ProgramError
 from ir.machine import Machine
 from ir.program import Program
+from ir.sbp import split_sizes
 from tests.executor.programs import Writer, cut
 
 SHAPES = ((7, 5), (13,), (4, 9, 6))
@@ -65,21 +67,29 @@ def contributions(shape, dtype, n):
     return [(draw.standard_normal(shape) * 100).astype(dtype) for _ in range(n)]
 
 
-def in_order(parts, fold):
-    total = parts[0].copy()
-    for part in parts[1:]:
+def in_order(parts, fold, first=0):
+    """From the member that reduces on, then the others in the order of the group."""
+    total = parts[first].copy()
+    for part in (*parts[:first], *parts[first + 1 :]):
         fold(total, part, out=total)
     return total
+
+
+def by_chunks(parts, fold):
+    """Each member reduces its own chunk."""
+    cuts = np.cumsum([0, *split_sizes(parts[0].size, len(parts))])
+    flat = [in_order(parts, fold, i).reshape(-1)[a:b] for i, (a, b) in enumerate(pairwise(cuts))]
+    return np.concatenate(flat).reshape(parts[0].shape)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduce", ["sum", "max"])
-def test_all_reduce_adds_in_group_order(n, shape, dtype, reduce):
+def test_all_reduce_adds_in_an_order_that_is_always_the_same(n, shape, dtype, reduce):
     parts = contributions(shape, dtype, n)
     found = collective("all_reduce", whole(shape, n), whole(shape, n), dtype, reduce, fill=lambda i: parts[i])
-    expected = in_order(parts, np.maximum if reduce == "max" else np.add)
+    expected = by_chunks(parts, np.maximum if reduce == "max" else np.add)
     assert all(np.array_equal(f, expected) for f in found)
 
 
@@ -88,7 +98,7 @@ def test_all_reduce_of_any_length(size):
     """One element, done by one member, by all, in several blocks."""
     parts = contributions((size,), "float32", 3)
     found = collective("all_reduce", whole((size,), 3), whole((size,), 3), "float32", fill=lambda i: parts[i])
-    assert all(np.array_equal(f, in_order(parts, np.add)) for f in found)
+    assert all(np.array_equal(f, by_chunks(parts, np.add)) for f in found)
 
 
 def test_all_reduce_of_a_scalar():
@@ -104,7 +114,7 @@ def test_reduce_scatter_gives_each_its_slice(n, shape, dtype):
     for dim in (d for d in range(len(shape)) if shape[d] >= n):
         dst = shards(shape, n, dim)
         found = collective("reduce_scatter", whole(shape, n), dst, dtype, fill=lambda i: parts[i])
-        assert all(np.array_equal(f, in_order(parts, np.add)[as_slices(r)]) for f, r in zip(found, dst, strict=True))
+        assert all(np.array_equal(f, in_order(parts, np.add, i)[as_slices(r)]) for i, (f, r) in enumerate(zip(found, dst, strict=True)))
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
@@ -160,8 +170,12 @@ def test_a_collective_of_every_microbatch_adds_up(kind, length):
     w.collective("c", kind, range(n), [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], src, dst)
     program = w.program({(i, "comm"): [(f"c@{i}", m) for m in (2, 0, 1)] for i in range(n)})
     found = perform(program, [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], lambda i: parts[i][as_slices(src[i])])
-    once = np.concatenate([parts[i][as_slices(src[i])] for i in range(n)]) if kind == "all_gather" else in_order(parts, np.add)
-    assert all(np.array_equal(f, once[as_slices(r)] + once[as_slices(r)] + once[as_slices(r)]) for f, r in zip(found, dst, strict=True))
+    once = {
+        "all_gather": lambda i: np.concatenate([part[as_slices(r)] for part, r in zip(parts, src, strict=True)]),
+        "all_reduce": lambda i: by_chunks(parts, np.add), "reduce_scatter": lambda i: in_order(parts, np.add, i),
+    }[kind]  # fmt: skip
+    for i, (f, r) in enumerate(zip(found, dst, strict=True)):
+        assert np.array_equal(f, once(i)[as_slices(r)] + once(i)[as_slices(r)] + once(i)[as_slices(r)])
 
 
 def test_p2p_crosses_in_both_directions_at_once():
@@ -212,3 +226,23 @@ def test_no_slot_is_freed_while_a_neighbour_still_reads_it(kind):
     driver.performs = [does[a.name] for a in program.actors]
     list(driver.values())
     assert seen == [1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("length", [6, SMALL + 6])
+def test_a_reduction_may_write_where_its_operand_lies(kind, length):
+    """What it gives lies inside what it reads, of every member; the numbers are those of buffers apart."""
+    n, shape = 3, (length, 2)
+    src, dst = whole(shape, n), shards(shape, n, 0) if kind == "reduce_scatter" else whole(shape, n)
+    parts = contributions(shape, "float64", n)
+
+    def result(in_place):
+        w = Writer(1)
+        for i in range(n):
+            w.register(f"src{i}", i, size_of(src[i]), initial=1, clock="step")
+            inside = {"inside": f"src{i}", "offset": 16 * dst[i][0][0]} if in_place else {}
+            w.register(f"dst{i}", i, size_of(dst[i]), clock="step", **inside)
+        w.collective("c", kind, range(n), [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], src, dst, clock="step")
+        return perform(w.program(), [f"src{i}" for i in range(n)], [f"dst{i}" for i in range(n)], lambda i: parts[i])
+
+    assert all(np.array_equal(a, b) for a, b in zip(result(True), result(False), strict=True))

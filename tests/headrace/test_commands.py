@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import headrace as hr
+from headrace import planning
 from headrace.cli import main
 from headrace.timelines import read_timeline
 from ir.plan import Plan
 from ir.program import Program
+from simulator.clusters import load_cluster
 
 LAYOUT = {"dp", "tp", "pp", "cp", "ep", "vpp", "mbs", "num_microbatches", "schedule", "recompute", "zero", "sp"}
 PLAN = {"rank", "step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "bubble", "peak_gib", "fits", "layout", "stages", "comm", "why"}
@@ -257,3 +259,14 @@ def test_python_verbs_take_values_and_files(plan: Path) -> None:
     prediction = hr.simulate(made)
     assert hr.diff(prediction.timeline, outcome.run.timeline, prediction.program).num_joined > 0
     assert prediction.step_s == pytest.approx(made.predicted["step_s"], rel=1e-6)
+
+
+def test_a_card_without_bfloat16_computes_in_float16() -> None:
+    assert [planning.default_dtype(load_cluster(text)) for text in ("8xA100", "8xV100", "2xT4")] == ["bfloat16", "float16", "float16"]
+
+
+def test_devices_that_a_plan_leaves_idle_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = hr.plan("gpt2-tiny", "2xL4", batch=4, seq=32, fix={"dp": 2, "mbs": 2}, top=1).plans[0]
+    Path("two.json").write_text(json.dumps(found.to_json()))
+    assert main(["simulate", "gpt2-tiny", "2x2xL4", "--plan", "two.json"]) == 0
+    assert "the plan uses 2 of the 4 devices" in capsys.readouterr().out

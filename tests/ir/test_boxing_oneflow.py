@@ -29,29 +29,18 @@ def moved(src: NdSbp, dst: NdSbp, mesh: tuple[int, ...]) -> float:
     total = 0.0
     for step in chain(src, dst, SHAPE, mesh, bytes_moved(SHAPE, mesh, 1)):
         read, written = step_nbytes(step, SHAPE, mesh, 1)
-        n = mesh[step.axis]
+        n = step.num_ranks(mesh)
         total += 0.0 if step.is_local else (2 * written if step.kind == "all_reduce" else max(read, written)) * (n - 1) / n
     return total * prod(mesh) / prod(SHAPE)
 
 
-def is_exchange_of_all(src: NdSbp, dst: NdSbp) -> bool:
-    """Whether one end splits a dim over both axes, or the two dims change places: OneFlow exchanges among all devices in one collective there.
-
-    Ours go along one axis after the other.
-    """
-    return len(src) == 2 and (src[::-1] == dst or any(nd[0] == nd[1] and nd[0].is_split for nd in (src, dst)))
-
-
 @pytest.mark.parametrize("mesh", ["2", "4", "8", "2x4", "4x8"])
-def test_no_boxing_moves_more_than_oneflows_but_an_exchange_among_all(mesh: str) -> None:
+def test_no_boxing_moves_more_than_oneflows(mesh: str) -> None:
     here = [row for row in rows() if row["mesh"] == mesh]
     assert len(here) in (14, 256)
-    sizes, more, fewer = tuple(map(int, mesh.split("x"))), 0, 0
+    sizes, fewer = tuple(map(int, mesh.split("x"))), 0
     for row in here:
-        src, dst = placement(row["from"]), placement(row["to"])
-        found, true = moved(src, dst, sizes), float(row["cost"])
-        if found > true + 1e-9:
-            more += 1
-            assert is_exchange_of_all(src, dst), row
+        found, true = moved(placement(row["from"]), placement(row["to"]), sizes), float(row["cost"])
+        assert found <= true + 1e-9, row
         fewer += found < true - 1e-9
-    assert (more, fewer > 100) == ((16, True) if "x" in mesh else (0, False))
+    assert (fewer > 100) == ("x" in mesh)

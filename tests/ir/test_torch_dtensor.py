@@ -195,7 +195,7 @@ def by_us(src: NdSbp, dst: NdSbp, mesh: tuple[int, ...]) -> Seen:
     seen = Seen()
     for step in chain(src, dst, SHAPE, mesh, bytes_moved(SHAPE, mesh, 4)):
         if not step.is_local:
-            seen.add(step.kind, step_nbytes(step, SHAPE, mesh, 4)[0], mesh[step.axis])
+            seen.add(step.kind, step_nbytes(step, SHAPE, mesh, 4)[0], step.num_ranks(mesh))
     return seen
 
 
@@ -215,7 +215,7 @@ def test_boxing_on_one_axis_is_dtensors(src: Sbp, dst: Sbp, group: Any, monkeypa
 
 
 def test_boxing_on_two_axes_moves_no_more_than_dtensors(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All pairs of the sixteen placements on a 2 x 2 mesh: the same collectives, or fewer bytes."""
+    """All pairs of the sixteen placements on a 2 x 2 mesh: the same collectives, one over both axes in place of two, or fewer bytes."""
     mesh, fewer, equal, refused = group("cpu", (2, 2)), 0, 0, 0
     for src, dst in itertools.product(PAIRS, repeat=2):
         found, true = by_us(src, dst, (2, 2)), by_dtensor(src, dst, mesh, monkeypatch)
@@ -224,7 +224,8 @@ def test_boxing_on_two_axes_moves_no_more_than_dtensors(group: Any, monkeypatch:
             continue
         assert found.nbytes <= true.nbytes + 1e-9, f"{src} -> {dst}: {found.steps} against {true.steps}"
         fewer += found.nbytes < true.nbytes - 1e-9
-        equal += found == true
+        equal += found.nbytes == pytest.approx(true.nbytes) and len(found.steps) <= len(true.steps)
     assert refused == sum(P in (d for s, d in zip(src, dst, strict=True) if s != P) for src in PAIRS for dst in PAIRS)
     assert equal >= 100
     assert fewer >= 20
+    assert equal + fewer + refused >= 250

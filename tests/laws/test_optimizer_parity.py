@@ -15,6 +15,7 @@ from ir.sbp import S
 from planner.lower import lower
 from planner.optimizers import with_defaults
 from planner.single import single_device
+from tests.families import of_kind
 from tests.models import BATCH, SEQ, gpt
 from tests.parity import OPTIONS, STEPS
 from tests.plans import Layout, cluster, plan_for
@@ -30,6 +31,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 ZERO1, ZERO2, ZERO3, TP = Layout(2, 2, 2, 2, zero=1), Layout(4, 2, 1, 1, zero=2), Layout(4, 1, 2, 2, zero=3), Layout(1, 4, 1, 2)
 CASES = (
     *((name, ZERO1) for name in OPTIMIZERS), ("lamb", ZERO2), ("adafactor", ZERO3), ("adafactor", TP), ("muon", ZERO3), ("adamw8bit", ZERO3), ("adamw8bit", TP),
+    ("muon", TP), ("muon", Layout(2, 2, zero=0)), ("muon", Layout(2, 1, 2, 4, schedule="dualpipe")),
 )  # fmt: skip
 MODEL = gpt(num_layers=2)
 
@@ -73,6 +75,15 @@ def test_weights_and_states_are_those_of_one_device(optimizer: str, want: Layout
     if want.zero:
         assert any(place.state[0].is_split for place in plan.params.values())
     assert_same(trained(lower(MODEL, plan)), alone(optimizer))
+
+
+@pytest.mark.parametrize("want", [Layout(4, 1, ep=2, zero=1), Layout(2, 2, ep=2)], ids=str)
+def test_matrices_of_experts_have_owners_among_the_ranks_that_share_them(want: Layout) -> None:
+    model = of_kind("mixtral")
+    one = single_device(model, cluster(), batch=BATCH, seq=SEQ, dtype="float64", optimizer=with_defaults("muon"))
+    program = lower(model, plan_for(model, want, batch=BATCH, seq=SEQ, optimizer="muon"))
+    assert {len(a.work.total) for a in program.actors if a.work.op == "orthogonalize"} == {3, 4}
+    assert_same(trained(program), trained(lower(model, one)))
 
 
 def test_the_states_are_there() -> None:

@@ -82,11 +82,11 @@ def pipeline(name: str, num_ranks: int, num_microbatches: int, f: float, i: floa
     """The closed form's seconds for equal stages without hops."""
     seconds = np.zeros((1, 3, 3, len(SHARES)))
     seconds[0, 0, :, 0] = f, i, w
-    scalars = dict.fromkeys(("hop", "update", "host", "host_backward", "beside", "split"), np.zeros(1))
+    scalars = dict.fromkeys(("hop", "update", "host", "host_backward", "beside", "split", "tail"), np.zeros(1))
     bill = Bill(
         seconds=seconds, fsdp=np.zeros((1, 3, 3)), parts=np.array([[[1.0, 0, 0]] * 3]), ranks=np.array([[1.0, num_ranks - 2.0, 1.0]]),
         idle=np.array([BUBBLES[name]]), microbatches=np.array([float(num_microbatches)]), chunks=np.ones(1), stages=np.array([float(num_ranks)]),
-        reduce=np.zeros((1, 2)), nodes=np.ones(1), **scalars,
+        reduce=np.zeros((1, 2)), slower=np.ones((1, len(SHARES))), nodes=np.ones(1), **scalars,
     )  # fmt: skip
     return float(step(bill, Shares()).total[0])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from ir.graph import Builder, Graph
+from ir.mesh import JOINED
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class AlphaBeta:
         return max(flops / self.flops_per_s, nbytes / self.memory_bytes_per_s) + self.launch_s
 
     def collective_s(self, kind: str, nbytes: float, axis: str) -> float:
-        n = self.sizes[axis]
-        rate = self.bytes_per_s / (10 if axis in self.slow else 1)
+        joined = axis.split(JOINED)
+        n = prod(self.sizes[name] for name in joined)
+        rate = self.bytes_per_s / (10 if any(name in self.slow for name in joined) else 1)
         rounds = self.all_reduce_rounds if kind == "all_reduce" else 1.0
         return rounds * (self.latency_s * (n - 1) + nbytes * (n - 1) / n / rate)
 

@@ -66,7 +66,11 @@ def test_values_are_typed() -> None:
 @pytest.mark.parametrize(
     ("fix", "kind", "sentence"),
     [
-        ({"nodes": 2}, InputError, "`nodes` is not known; known are dp, tp, pp, cp, cp_form, cp_order, ep, vpp, mbs, schedule, seq_chunks, recompute, zero"),
+        (
+            {"nodes": 2},
+            InputError,
+            "`nodes` is not known; known are dp, tp, pp, cp, cp_form, cp_order, ep, vpp, mbs, schedule, seq_chunks, loss_chunks, recompute, zero",
+        ),
         ({"tp": "two"}, InputError, "--fix tp=two: give a whole number"),
         ({"dp": 0}, InputError, "--fix dp=0: give a whole number of 1 or more"),
         ({"zero": -1}, InputError, "--fix zero=-1: give a whole number of 0 or more"),

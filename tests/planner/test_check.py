@@ -46,7 +46,7 @@ WRONG: dict[str, tuple[Callable[[], Plan], str]] = {
     "optimizer": (lambda: replace(PLAN, optimizer={"name": "lion"}), "optimizer `lion` is not known; known are adamw, sgd"),
     "axis size": (lambda: replace(PLAN, mesh_shape=(2, 0)), r"mesh axes \('dp', 'tp'\) have sizes \(2, 0\); give each axis"),
     "axis twice": (lambda: replace(PLAN, axes=("dp", "dp")), "give each axis a name of its own"),
-    "links": (lambda: replace(PLAN, links=((0.0, 1.0),)), "links for 1 axes, its mesh has 2"),
+    "links": (lambda: replace(PLAN, links=((0.0, 1.0),)), "has 1 links, its mesh of 2 axes 3"),
     "rank twice": (lambda: replace(PLAN, stages=(FIRST, replace(SECOND, ranks=(4, 5, 6, 0)))), "rank 0 stands in 2 places; stages have the same"),
     "few ranks": (lambda: replace(PLAN, stages=(FIRST, replace(SECOND, ranks=(4, 5)))), "every stage needs 4 ranks for mesh {'dp': 2, 'tp': 2}"),
     "gap": (lambda: replace(PLAN, stages=(FIRST, replace(SECOND, first=4))), r"stages \[\(0, 3\), \(4, 6\)\] must follow one another and cover layers 0 to 6"),

@@ -15,7 +15,7 @@ from ir.op import Rule
 from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.candidates import block_layers
-from planner.context import context_space
+from planner.context import context_space, form_of
 from planner.frontends import load
 from planner.frontends.model import Model
 from planner.lower import lower
@@ -25,6 +25,7 @@ from planner.pricing import MeshPricing
 from planner.search import plan
 from planner.single import single_device
 from planner.space import layout_space, zero_space
+from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
 from tests.families import of_kind
@@ -44,7 +45,7 @@ def plan_of(
     graph = model.graph(batch // pp, SEQ, "float64")
     num_ranks = sizes[0] * sizes[1] * sizes[2]
     mesh = Mesh(AXES, sizes, tuple(range(num_ranks)))
-    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], context and context.split()[0], AXES) & zero_space("cp", zero)
+    space = layout_space(graph, AXES, zero=zero) & context_space(graph, "cp", sizes[1], context and form_of(context), AXES) & zero_space("cp", zero)
     layers = block_layers(graph) if recompute else ()
     placed = search(graph, AXES, sizes, MeshPricing(CostModel(devices), mesh), num_microbatches=pp, space=space, recompute=layers)
     base = single_device(model, devices, batch=batch, seq=SEQ, dtype="float64", optimizer=with_defaults("adamw"), num_microbatches=pp)
@@ -68,6 +69,9 @@ CASES: tuple[tuple[str, str | None, tuple[int, int, int], dict[str, Any]], ...] 
     ("llama", "ring", (1, 4, 1), {}), ("llama", "ring zigzag", (2, 2, 2), {"zero": 1}), ("llama", "gather zigzag", (1, 3, 1), {}),
     ("gpt", "ring", (2, 3, 1), {"zero": 3}), ("gpt", "ring zigzag", (1, 2, 2), {"pp": 2}), ("gpt", "gather zigzag", (2, 2, 2), {}),
     ("gpt", "ring zigzag", (1, 3, 1), {"recompute": True}), ("gemma2", "ring zigzag", (1, 3, 1), {}), ("gemma2", "gather zigzag", (1, 2, 2), {}),
+    ("llama", "ring:2", (1, 4, 1), {}), ("llama", "ring:3", (1, 6, 1), {}), ("llama", "ring:2 zigzag", (1, 6, 1), {}),
+    ("gpt", "ring:2", (2, 4, 1), {"zero": 3}),
+    ("gpt", "ring:2 zigzag", (1, 6, 1), {"recompute": True}), ("gemma2", "ring:2 zigzag", (1, 6, 1), {}), ("llama", "ring:2", (1, 4, 2), {"pp": 2}),
     ("mixtral", "ring", (1, 2, 2), {}), ("deepseek_v3", "ring", (1, 2, 1), {}), ("gpt_oss", "gather", (1, 2, 1), {}),
 )  # fmt: skip
 
@@ -158,6 +162,35 @@ def test_turns_that_see_nothing_compute_nothing() -> None:
     """Under a causal mask contiguous part r sees r + 1 parts."""
     turns = {r: [a.work.flops for a in of_six().actors if a.rank == r and a.work.op == "attention_part" and a.layer == 1] for r in range(6)}
     assert {r: sum(f > 0 for f in found) for r, found in turns.items()} == {r: r + 1 for r in range(6)}
+
+
+def test_a_ring_of_rings_crosses_once_a_round_and_every_rank_for_itself() -> None:
+    """Two blocks of three: keys and values go round twice in each block, and once from block to block; the sums of their gradients once more."""
+    program = lower(MODELS["llama"], plan_of(MODELS["llama"], (1, 6, 1), "ring:3"))
+    shifts = [a for a in program.actors if a.work.op == "shift" and a.layer == 1]
+    groups = {queue: {a.work.group for a in shifts if a.queue == queue} for queue in ("comm.cp", "comm.cp.nodes")}
+    assert groups == {"comm.cp": {(0, 1, 2), (3, 4, 5)}, "comm.cp.nodes": {(0, 3), (1, 4), (2, 5)}}
+    num = {(phase, queue): sum(a.rank == 0 and (a.phase, a.queue) == (phase, queue) for a in shifts) for phase in "FI" for queue in groups}
+    assert num == {("F", "comm.cp"): 8, ("F", "comm.cp.nodes"): 2, ("I", "comm.cp"): 8 + 12, ("I", "comm.cp.nodes"): 2 + 4}
+
+
+def test_over_nodes_the_search_takes_a_ring_of_rings_and_it_is_faster() -> None:
+    """One NIC a GPU: a single ring crosses in every turn, by one of them, while all others idle."""
+    model, devices = load("llama-2-7b", num_layers=2, max_positions=32768), load_cluster("2x4xH100-SXM@ib400x4")
+    found = plan(model, devices, batch=1, seq=32768, fix={"dp": 1, "pp": 1, "tp": 1, "cp": 8, "cp_form": "ring", "recompute": "none"}, top=1).plans[0]
+    assert found.context == found.layout["cp_form"] == "ring:4 zigzag"
+    nested, single = (
+        simulate(lower(model, replace(found, context=context), ranks=(0,)), CostModel(devices)).step_s for context in ("ring:4 zigzag", "ring zigzag")
+    )
+    assert nested < 0.7 * single
+    inside = plan(model, cluster(), batch=1, seq=32768, fix={"dp": 1, "pp": 1, "tp": 1, "cp": 8, "cp_form": "ring", "recompute": "none"}, top=1).plans[0]
+    assert inside.context == "ring zigzag"
+
+
+@pytest.mark.parametrize("context", ["ring:4", "ring:1", "gather:2", "ring:two"])
+def test_rings_that_do_not_divide_the_ranks_are_refused(context: str) -> None:
+    with pytest.raises(PlanError, match="a ring of rings has a number of ranks in each that divides the 6 of cp"):
+        lower(MODELS["llama"], replace(plan_of(MODELS["llama"], (1, 6, 1), "ring"), context=context))
 
 
 def test_what_does_not_divide_is_refused() -> None:

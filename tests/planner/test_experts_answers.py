@@ -35,10 +35,13 @@ def placed(model: Model, cluster: str, axes: Sequence[str], shape: Sequence[int]
 
 @pytest.mark.parametrize(("name", "layers"), [("mixtral-8x7b", 2), ("deepseek-v3", 5)])
 def test_experts_are_split_inside_the_node_and_their_tokens_sent(name: str, layers: int) -> None:
-    """Four nodes of eight, no axis has a meaning: attention is data-parallel on both, experts lie in parts on the fast one and are repeated on the slow one."""
+    """Four nodes of eight, no axis has a meaning: attention is data-parallel on both, experts lie in parts on the fast one and are repeated on the slow one.
+
+    Memory has a price: free of charge all ranks would keep all experts, whose gradients are reduced once a step over both axes at once.
+    """
     model = load(name, num_layers=layers)
     batch = 32 if name == "mixtral-8x7b" else 128
-    found = placed(model, "4x8xH100-SXM", ("outer", "inner"), (4, 8), batch, 4096)
+    found = placed(model, "4x8xH100-SXM", ("outer", "inner"), (4, 8), batch, 4096, memory_price=1e-11)
     graph = model.graph(batch, 4096, "bfloat16")
     products = [n for n in graph.nodes if n.op in EXPERT_PRODUCTS]
     assert found.exact

@@ -162,7 +162,10 @@ def test_gradients_are_held_once() -> None:
 
 @pytest.mark.parametrize(("pp", "m"), [(4, 8), (2, 8)])
 def test_less_is_kept_than_of_whole_sequences(pp: int, m: int) -> None:
-    """The closed form says (p - 1 + k) / k microbatches instead of p; what a transfer fills or empties has slots of its own, some more."""
+    """The closed form says (p - 1 + k) / k microbatches instead of p; what a transfer fills or empties has slots of its own, some more.
+
+    Beside them lie the gradients of keys that wait for the piece before, less than a tenth of a microbatch here.
+    """
     model = llama(num_layers=6, vocab=16)
     whole = lower(model, plan_for(model, Layout(pp=pp, num_microbatches=m), batch=m, seq=48))
     one = ledger(lower(model, plan_for(model, Layout(pp=pp, num_microbatches=1), batch=1, seq=48))).ranks[0]["saved"]
@@ -171,7 +174,7 @@ def test_less_is_kept_than_of_whole_sequences(pp: int, m: int) -> None:
         kept = ledger(made).ranks[0]["saved"] / one
         least = schedule("seq1f1b", k).stash(0, pp, m)
         assert least == (pp - 1 + k) / k
-        assert least <= kept <= least + 0.05
+        assert least <= kept <= least + 0.1
         assert kept < ledger(whole).ranks[0]["saved"] / one
 
 

@@ -14,7 +14,8 @@ from ir.op import ALL_B
 from ir.ops import catalogue
 from planner.autodiff import backward, scale_loss
 from planner.elide import elide_copies
-from planner.place import SiteTasks, Task, place
+from planner.place import place
+from planner.sites import SiteTasks, Task
 from tests.models import BATCH, SEQ, gpt, llama
 from tests.plans import Layout, plan_for
 

@@ -352,12 +352,12 @@ def test_links_of_the_axes_choose_the_chains_that_were_priced() -> None:
     shape, mesh = (4096, 4096), (4, 8)
     true_price = boxing_price(pricing, ("dp", "tp"), mesh, shape, 2)
     first = set()
-    for src, dst in (((P, P), (S(0), S(1))), ((P, P), (B, B)), ((S(0), S(1)), (B, B)), ((B, P), (S(1), S(0)))):
+    for src, dst in (((P, P), (S(0), S(1))), ((P, P), (B, B)), ((S(0), S(1)), (B, B)), ((B, P), (S(1), S(0))), ((S(0), S(0)), (S(1), S(1)))):
         steps = chain(src, dst, shape, mesh, bytes_moved(shape, mesh, 2, found.links))
         best = sum(map(true_price, chain(src, dst, shape, mesh, true_price)))
         assert sum(map(true_price, steps)) == pytest.approx(best, rel=0.01)
-        first.add((src, dst, steps[0].axis))
-    assert ((P, P), (S(0), S(1)), 1) in first
+        first.add((src, dst, steps[0].axes))
+    assert ((P, P), (S(0), S(1)), (1,)) in first
     assert sum(map(true_price, chain((P, P), (S(0), S(1)), shape, mesh, bytes_moved(shape, mesh, 2)))) > 2 * sum(
         map(true_price, chain((P, P), (S(0), S(1)), shape, mesh, bytes_moved(shape, mesh, 2, found.links)))
     )

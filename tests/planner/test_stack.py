@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from ir.program import Register
-from planner.arena import Life
-from planner.lower import in_flight
+from planner.arena import Life, first_fit
+from planner.lower import in_flight, lower
 from planner.pieces import unrolled_slots
 from planner.schedules import schedule
-from planner.stack import Kept, stack
+from planner.stack import Kept, most_at_once, packed, stack
+from tests.models import BATCH, SEQ, gpt
+from tests.plans import Layout, plan_for
 
 
 def pieces_of(p: int, m: int, rank: int, nbytes: tuple[int, ...]) -> tuple[list[Register], dict[str, Kept], list[int]]:
@@ -55,3 +57,25 @@ def test_what_is_not_told_stays_as_it_is() -> None:
     registers, _, _ = pieces_of(2, 2, 0, (64, 64))
     assert stack(registers, {}) == registers
     assert np.all([r.places == (0, 64) for r in registers])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packing_is_no_worse_than_the_largest_first(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, 40, 60)
+    blocks = tuple((Life(int(a), int(a + d)), int(64 * n)) for a, d, n in zip(starts, rng.integers(0, 20, 60), rng.integers(1, 9, 60), strict=True))
+
+    def height(offsets: tuple[int, ...]) -> int:
+        return max(at + nbytes for at, (_, nbytes) in zip(offsets, blocks, strict=True))
+
+    assert most_at_once(blocks) <= height(packed(blocks)) <= height(first_fit(blocks))
+
+
+@pytest.mark.parametrize("want", [Layout(1, 1, 2, 4, schedule="seq1f1b", pieces=(5, 4, 3)), Layout(1, 1, 2, 4, schedule="interleaved", vpp=2)], ids=str)
+def test_what_one_slot_writes_and_reads_is_not_kept(want: Layout) -> None:
+    """Cotangents that a B slot gives and takes share the arena from layer to layer; gradients of keys, which wait for the piece before, are in the stack."""
+    program = lower(gpt(), plan_for(gpt(), want, batch=BATCH, seq=SEQ))
+    phases = {w: a.phase for a in program.actors for w in a.writes}
+    held = {r.name for r in program.registers if r.offsets and phases[r.name] != "F"}
+    assert bool(held) == bool(want.pieces)
+    assert all(name.startswith("d.") for name in held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from ir.cluster import Cluster
 from ir.errors import InputError
 from ir.program import Program
 from planner.lower import lower
-from simulator.calibrate import COMMUNICATION, COMPUTE, Sample, calibrate, error, levelled, predicted_s, scaled
+from simulator.calibrate import COMMUNICATION, COMPUTE, Sample, calibrate, error, levelled, predicted_s, remembered, scaled
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
@@ -97,3 +98,22 @@ def test_a_measurement_of_something_else_is_refused(program: Program, cluster: C
     with pytest.raises(InputError, match="nothing measured"):
         calibrate(cluster, ())
     assert error(cluster, (Sample(program, predicted_s(cluster, program)),)) == 0.0
+
+
+def test_what_one_program_took_is_its_own_but_for_the_level_that_all_share(program: Program, cluster: Cluster) -> None:
+    """Half of a difference is shared: the program itself is as it was measured, another takes half more, and a second one measured counts beside the first."""
+    model = gpt(num_layers=2)
+    other = lower(model, plan_for(model, Layout(1, 2, 1, 2), batch=BATCH, seq=SEQ))
+    before = predicted_s(cluster, other)
+
+    def half(off: Sequence[float]) -> float:
+        return 0.5 * sum(off) / len(off)
+
+    once = remembered(cluster, program, 1.21, half)
+    assert predicted_s(once, program) == pytest.approx(1.21 * predicted_s(cluster, program), rel=1e-3)
+    assert predicted_s(once, other) == pytest.approx(1.1 * before, rel=1e-3)
+    assert remembered(once, program, 1.21 / 1.1, half).profile == once.profile  # the same again is no second witness
+    twice = remembered(once, other, 1.1, half)
+    assert predicted_s(twice, other) == pytest.approx(1.21 * before, rel=1e-3)
+    assert twice.profile["steps"]["level"] == pytest.approx(1.1)
+    assert predicted_s(twice, program) == pytest.approx(predicted_s(once, program), rel=1e-3)

@@ -80,6 +80,13 @@ def test_every_gpu_says_where_its_gemm_comes_from(name: str) -> None:
     assert own or any("GEMM" in sentence for sentence in cluster.assumed)
 
 
+def test_where_kernels_were_made_for_another_card_its_grid_stands_at_this_peak() -> None:
+    """Products in nvfp4 on the Blackwells of half as many flops again; others have their own grid."""
+    shape = 1, 8192, 16384, 8192
+    assert product_s("GB200", "nvfp4", *shape) / product_s("GB300", "nvfp4", *shape) == pytest.approx(1.5, rel=0.05)
+    assert product_s("GB200", "fp8", *shape) / product_s("GB300", "fp8", *shape) < 1.25
+
+
 def test_tables_have_sources_and_held_out_errors() -> None:
     with (files("simulator") / "profiles" / "gemm.npz").open("rb") as stream, np.load(stream) as arrays:
         for key, table in bundled("gemm")["tables"].items():

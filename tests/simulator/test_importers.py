@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ir.errors import InputError
+from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.importers import assemble, read_files, slow_nodes
 from simulator.importers.assemble import diagnose
@@ -121,6 +122,14 @@ def test_measured_curves_count_and_the_other_shapes_keep_theirs(tmp_path: Path) 
     assert cost.collective_s("all_reduce", 1 << 24, tuple(range(8))) == pytest.approx(200e-6, rel=1e-3)
     assert cost.collective_s("all_reduce", 1 << 30, tuple(range(16))) == pytest.approx(6e-3, rel=1e-3)
     assert {c["kind"] for c in cluster.profile["collectives"]} == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+
+
+def test_small_messages_cost_no_more_than_without_a_file_that_begins_with_large_ones(tmp_path: Path) -> None:
+    files = write(tmp_path, topo=matrix(full(8, "NV18")), sweep=sweep([(1 << 28, 1200.0), (1 << 30, 4500.0)], 8))
+    cost, usual, group = CostModel(assemble(read_files(files))[0]), CostModel(load_cluster("8xH100-SXM")), tuple(range(8))
+    for nbytes in (2, 512, 1 << 20):
+        assert cost.collective_s("all_reduce", nbytes, group) == pytest.approx(usual.collective_s("all_reduce", nbytes, group), rel=0.2)
+    assert cost.collective_s("all_reduce", 1 << 28, group) == pytest.approx(1200e-6, rel=1e-3)
 
 
 def test_bridges_and_sockets_come_from_the_matrix(tmp_path: Path) -> None:

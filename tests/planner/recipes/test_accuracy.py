@@ -59,12 +59,27 @@ def test_runs_left_out_are_predicted_within(family: str, part: str, mean: float)
     assert fits()["families"][family]["parts"][part]["thirds"]["mape"] <= mean
 
 
+def test_no_run_left_out_is_far_off_but_those_that_nothing_explains() -> None:
+    """vTrain over nodes but for the rows that are flagged; tensor parallelism over a port that eight GPUs share."""
+    assert abs(fits()["families"]["vTrain"]["parts"]["not flagged"]["thirds"]["worst"]) <= 30.0
+    assert abs(fits()["families"]["DLPerf Megatron"]["parts"]["tp over nodes"]["thirds"]["worst"]) <= 12.0
+    assert abs(fits()["families"]["DLPerf OneFlow"]["parts"]["tp over nodes"]["thirds"]["median"]) <= 12.0
+
+
 def test_bands_of_classes_are_narrow_and_hold() -> None:
     """Of families left out, their framework's runs on other classes kept. Two families alone are no ground for a narrow one: Blackwell."""
     classes = fits()["classes"]
     assert np.median([np.sinh(classes[name]["band"]) for name in ("A100", "H100", "V100", "Blackwell")]) <= 0.18
     assert min(found["covered"] for found in classes.values()) >= 0.75
     assert min(found["covered_least"] for found in classes.values()) >= 0.45
+
+
+@pytest.mark.parametrize(("basis", "half_width"), [("cross-validated", 0.10), ("", 0.18)])
+def test_half_widths(priced: Priced, basis: str, half_width: float) -> None:
+    """The median over the bundled runs, those with enough runs of their own and the others."""
+    told = [e for e in estimates(priced) if e.basis.startswith("cross-validated") == bool(basis)]
+    assert told
+    assert np.median([0.5 * (e.high_s - e.low_s) / e.step_s for e in told]) <= half_width
 
 
 def test_ranks_are_kept(found: dict[str, Any]) -> None:
@@ -102,4 +117,4 @@ def test_bands_hold_what_they_promise(found: dict[str, Any]) -> None:
 def test_one_run_fixes_the_level_of_a_family_left_out() -> None:
     left_out = fits()["classes"]["A100"]["families"]
     for family in ("2205.05198", "2401.10241", "bigscience", "2104.04473"):
-        assert left_out[family]["after_one"] <= 8.5, family
+        assert left_out[family]["after_one"] <= 8.0, family

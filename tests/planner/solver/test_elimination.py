@@ -9,9 +9,10 @@ import pytest
 
 from ir.errors import PlanError
 from planner.solver import blocks as folding
-from planner.solver import reductions
+from planner.solver import dominance, reductions
 from planner.solver.elimination import solve
 from planner.solver.factors import FactorGraph
+from planner.solver.gathered import Gathered
 from planner.solver.polytope import integer_program, linear_program
 
 
@@ -61,6 +62,45 @@ def test_equal_blocks_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == 1
 
 
+def two_rings(count: int, seed: int) -> tuple[FactorGraph, list[list[int]]]:
+    """A chain of blocks of two rings each, with a leaf on either: the first rings are equal in all blocks, of the second two kinds alternate."""
+    rng = np.random.default_rng(seed)
+    kinds = [[rng.random((4, 4)) for _ in range(6)] for _ in range(3)]
+    unary, edges, tables, blocks = [rng.random(4)], [], [], []
+    own = [rng.random(4) for _ in range(4)]
+    for k in range(count):
+        stream = len(unary) - 1
+        blocks.append([])
+        for kind in (kinds[0], kinds[1 + k % 2]):
+            i, j, leaf, after = range(len(unary), len(unary) + 4)
+            unary += own
+            edges += [(stream, i), (stream, j), (i, j), (j, leaf), (i, after), (j, after)]
+            tables += kind
+            blocks[-1] += [i, j, leaf, after]
+            stream = after
+        blocks[-1].pop()
+    return FactorGraph((4,) * len(unary), tuple(unary), tuple(edges), tuple(tables)), blocks
+
+
+def test_parts_that_blocks_have_in_common_are_eliminated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, blocks = two_rings(5, 2)
+    plain, truth = solve(graph), integer_program(graph).cost
+    calls = []
+    inside = folding._eliminate_inside
+    monkeypatch.setattr(folding, "_eliminate_inside", lambda *args: calls.append(args) or inside(*args))
+    found = solve(graph, blocks)
+    assert found.cost == pytest.approx(plain.cost, abs=1e-12)
+    assert graph.cost(found.states) == pytest.approx(truth, abs=1e-9)
+    assert len(calls) == 2 + 1 + 2  # two blocks, the ring that they share, and the other ring of each
+
+    calls.clear()
+    monkeypatch.setattr(folding, "LARGE", 0)
+    alone = solve(graph, [blocks[0], blocks[1]])
+    assert alone.cost == pytest.approx(truth, abs=1e-9)
+    assert graph.cost(alone.states) == pytest.approx(truth, abs=1e-9)
+    assert len(calls) == 1 + 2  # blocks that are like no other are left, their parts are not
+
+
 def test_a_grid_is_eliminated_within_the_table_limit_and_certified_or_closed_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = grid(5, 3, 1)
     within = solve(graph)
@@ -103,7 +143,7 @@ def test_dominance_formed_in_pieces_gives_the_same(monkeypatch: pytest.MonkeyPat
     graph = grid(4, 4, 7)
     monkeypatch.setattr(reductions, "TABLE_LIMIT", 8)
     whole = solve(graph)
-    monkeypatch.setattr(reductions, "CHUNK", 16)
+    monkeypatch.setattr(dominance, "CHUNK", 16)
     assert solve(graph) == whole
 
 
@@ -133,25 +173,55 @@ def dominated(seed: int) -> list[np.ndarray]:
     return tables
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_dominance_by_rounds_is_dominance_of_all_pairs(seed: int) -> None:
+def dominated_by_definition(tables: list[np.ndarray]) -> list[bool]:
+    """Of each state whether another is at least as good whatever happens in every table; of equal ones all but the first."""
+
+    def beats(j: int, i: int) -> bool:
+        with np.errstate(invalid="ignore"):
+            worst = [np.where(np.isinf(t[i]), -np.inf, t[j] - t[i]).max() for t in tables]
+        return sum(worst) <= 0
+
+    states = range(len(tables[0]))
+    return [any(beats(j, i) and (j < i or not beats(i, j)) for j in states if j != i) for i in states]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_dominance_is_that_of_all_pairs_over_all_columns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = dominated(seed)
-    truth = reductions.undominated(tables)
-    assert (reductions._undominated_by_rounds(tables, thorough=True) == truth).all()
-    some = reductions._undominated_by_rounds(tables, thorough=False)
-    assert (some >= truth).all()
+    truth = np.logical_not(dominated_by_definition(tables))
+    given = [Gathered.of(t) for t in tables]
+    assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "FEW", 0)
+    assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "CHUNK", 64)
+    assert (dominance.undominated(given) == truth).all()
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    assert (dominance.undominated(given) >= truth).all()
 
 
-def test_dominance_that_ends_early_still_finds_most() -> None:
-    tables = [np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50))] * 2
-    assert np.flatnonzero(reductions._undominated_by_rounds(tables, thorough=False)).tolist() == [0]
+def test_dominance_of_the_rows_of_a_gathered_table_is_that_of_its_states() -> None:
+    tables = dominated(3)
+    twice = np.repeat(np.arange(len(tables[0])), 2)
+    found = dominance.undominated([Gathered(t, (twice, np.arange(t.shape[1]))) for t in tables])
+    once = dominance.undominated([Gathered.of(t) for t in tables])
+    assert (found[::2] == once).all()
+    assert not found[1::2].any()
+
+
+def test_dominance_that_ends_early_still_finds_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
+    tables = [Gathered.of(np.add.outer(np.arange(400.0), np.random.default_rng(0).random(50)))] * 2
+    assert np.flatnonzero(dominance.undominated(tables)).tolist() == [0]
 
 
 def test_heavy_eliminations_wait_for_dominance(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, blocks = layers(4, 11, equal=True)
     truth = integer_program(graph).cost
     monkeypatch.setattr(folding, "HEAVY", 8)
-    monkeypatch.setattr(reductions, "FEW_PAIRS", 0)
+    monkeypatch.setattr(reductions, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "MANY_STATES", 1)
+    monkeypatch.setattr(dominance, "FEW", 0)
     assert solve(graph, blocks).cost == pytest.approx(truth, abs=1e-6)
 
 
@@ -162,12 +232,3 @@ def test_the_work_of_an_elimination_is_limited_apart_from_what_it_leaves(monkeyp
     beyond = solve(graph)
     assert beyond.method in ("lp", "milp")
     assert beyond.cost == pytest.approx(least, abs=1e-6)
-
-
-def test_states_that_a_table_cannot_tell_apart_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(5)
-    large, small = rng.integers(0, 2, (6, 1, 40)).astype(float), rng.random((1, 3, 40))
-    plain = reductions._minimum([large, small], (6, 3))
-    monkeypatch.setattr(reductions, "MANY", 1)
-    assert reductions._minimum([large, small], (6, 3)) == pytest.approx(plain)
-    assert reductions._without_twins([np.repeat(large, 3, axis=0), small], (18, 3))[0].shape[-1] <= 40
