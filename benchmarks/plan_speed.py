@@ -35,9 +35,25 @@ class Question:
     published: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
 
 
+NEMO = "docs.nvidia.com/nemo-framework/user-guide/25.02/performance/performance_summary.html"
+
 QUESTIONS = (
-    Question("gpt2", "4x8xH100-SXM", 512, 1024, 4.0),
-    Question("llama-3-70b", "8x8xH100-SXM", 1024, 8192, 30.0),
+    Question("gpt2", "4x8xH100-SXM", 512, 1024, 4.0, {"data parallel": {"dp": 32, "mbs": 16, "schedule": "1f1b"}}),
+    Question(
+        "llama-3-8b", "1x8xH100-SXM", 128, 8192, 30.0,
+        {"FSDP, selective, arXiv:2410.06511 table 1": {"dp": 8, "mbs": 1, "zero": 3, "recompute": "selective"}},
+    ),
+    Question(
+        "llama-3-70b", "8x8xH100-SXM", 1024, 8192, 30.0,
+        {
+            f"tp4 pp4 cp2 vpp5, {NEMO}": {"tp": 4, "pp": 4, "cp": 2, "dp": 2, "mbs": 1, "schedule": "interleaved", "vpp": 5, "recompute": "selective"},
+            "FSDP, all layers again, as in arXiv:2410.06511": {"dp": 64, "mbs": 2, "zero": 3, "recompute": "full"},
+        },
+    ),
+    Question(
+        "mixtral-8x7b", "8x8xH100-SXM", 512, 4096, 30.0,
+        {f"pp4 ep8 vpp8, {NEMO}": {"tp": 1, "pp": 4, "ep": 8, "mbs": 1, "schedule": "interleaved", "vpp": 8, "recompute": "selective"}},
+    ),
     Question(
         "gpt3-175b", "128xdgx-a100", 1536, 2048, 60.0,
         {
@@ -46,8 +62,12 @@ QUESTIONS = (
         },
     ),
     Question(
-        "llama-3-405b", "16x8xH100-SXM", 256, 8192, 60.0,
-        {"tp8 pp16, as in arXiv:2407.21783 section 3.3": {"tp": 8, "pp": 16, "dp": 1, "mbs": 1, "schedule": "interleaved", "vpp": 4}},
+        "llama-3-405b", "64x8xH100-SXM", 512, 8192, 60.0,
+        {"tp8 pp16 interleaved, as in arXiv:2407.21783 table 4": {"tp": 8, "pp": 16, "dp": 4, "mbs": 1, "schedule": "interleaved", "vpp": 4}},
+    ),
+    Question(
+        "deepseek-v3", "128x8xH100-SXM", 4096, 4096, 60.0,
+        {"tp2 pp16 ep64, docs.nvidia.com/nemo/megatron-bridge": {"tp": 2, "pp": 16, "ep": 64, "mbs": 1, "recompute": "selective", "schedule": "1f1b"}},
     ),
 )  # fmt: skip
 

@@ -132,24 +132,24 @@ class Graph:
     def _sizes(self) -> dict[str, Mapping[str, int]]:
         return {}
 
-    @property
+    @cached_property
     def params(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors.values() if t.role == "param")
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Tensor, ...]:
         """The parameters that have a gradient."""
         return tuple(t for t in self.params if not t.frozen)
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors.values() if t.role == "input")
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         return sum(t.num_elements for t in self.params)
 
-    @property
+    @cached_property
     def num_layers(self) -> int:
         """The length of the chain that a pipeline may cut, embedding and head included."""
         return 1 + max((n.layer for n in self.nodes), default=-1)

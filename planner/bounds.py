@@ -1,16 +1,15 @@
-"""What is known of a candidate before it is placed: a bound that no plan of it goes below, and a guess by which to order the work."""
+"""What is known of a candidate before it is placed: the time of its kernels uncut, and a bound that no plan of it goes below."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ir.graph import Graph
 from ir.units import DTYPE_BYTES
-from planner.candidates import Candidate, block_layers, is_attention
+from planner.candidates import Candidate, block_layers
 from planner.chunks import in_chunks
-from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
 from planner.frontends.model import Model
 from planner.orders import OWN, STAND_IN, is_plain, schedule_of
@@ -18,9 +17,6 @@ from planner.pricing import work_of
 from planner.schedules import schedule
 from planner.stages import cut_for_ranks
 from simulator.cost import CostModel
-
-GATHERED = 0.8
-"""Share of a device that whole parameters and gradients may fill by the guess; above it they are split."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,7 @@ class Bounds:
 
     def lower_bound_s(self, c: Candidate) -> float:
         """The heaviest stage's kernels, each as fast as any part of it, and the pipeline's fill and drain; no communication, no optimizer."""
-        return self._pipeline_s(c, floor=True)
-
-    def _pipeline_s(self, c: Candidate, floor: bool) -> float:
-        weights = [s / (c.tp * c.cp) for s in self.layer_s(c.mbs, c.recompute == "full", floor)]
+        weights = [s / (c.tp * c.cp) for s in self.layer_s(c.mbs, c.recompute == "full", floor=True)]
         if not is_plain(c.schedule, c.vpp):
             # what fills such a pipeline is another schedule's business: only the work of the busiest rank is sure
             copies = 1 if c.schedule in OWN else schedule(c.schedule).copies
@@ -80,54 +73,19 @@ class Bounds:
         stages = [sum(weights[a:b]) for a, b in self.stages(c.pp)]
         return c.num_microbatches * max(stages) + sum(stages) - max(stages)
 
-    def guess_s(self, c: Candidate) -> float:
-        """The kernels as they are uncut, two all-reduces a block and direction (or every rank doing all, where that is faster), half of the gradients'
-        reduction, the gathering of parameters that do not fit. No bound, no promise.
-        """
-        graph = self.graph(1)
-        stream = next(n for n in graph.nodes if n.layer == 1).inputs[0]
-        nbytes = c.mbs * graph.tensors[stream].num_elements * DTYPE_BYTES[self.dtype] / c.cp
-        tensor_s = 4 * self.cost.collective_s("all_reduce", nbytes, tuple(range(c.tp))) * len(block_layers(graph)) if c.tp > 1 else 0.0
-        of_experts = sum(graph.tensors[n.inputs[1]].num_elements for n in graph.nodes if n.op in EXPERT_PRODUCTS)
-        spread = sum(p.num_elements for p in graph.trained) - of_experts * (1.0 - 1.0 / c.ep)
-        held, group = spread / (c.tp * c.pp), tuple(range(0, c.stage_ranks, c.tp))
-        reduce_s = self.cost.collective_s("all_reduce", held * max(4, DTYPE_BYTES[self.dtype]), group)
-        passes = c.num_microbatches + c.pp - 1
-        computed_s = self._pipeline_s(c, floor=False) + tensor_s / c.pp * passes
-        if c.tp > 1:
-            computed_s = min(computed_s, self._pipeline_s(replace(c, tp=1), floor=False))
-        computed_s += (self._experts_s(c) + self._context_s(c)) / c.pp * passes
-        if held * (DTYPE_BYTES[self.dtype] + 4) < GATHERED * self.cost.cluster.devices[0].usable_bytes:
-            return computed_s + 0.5 * reduce_s
-        # parameters and gradients do not fit unless they are split: gathered there and back, reduced, in every microbatch
-        gathered_s = 2 * self.cost.collective_s("all_gather", held * DTYPE_BYTES[self.dtype], group)
-        return max(computed_s, c.num_microbatches * (gathered_s + self.cost.collective_s("reduce_scatter", held * DTYPE_BYTES[self.dtype], group)))
 
-    def _context_s(self, c: Candidate) -> float:
-        """Seconds in which a microbatch's keys and values come to all who need them, twice, and their gradients back; a ring is taken to hide them."""
-        if c.cp == 1 or c.context.startswith("ring"):
-            return 0.0
-        graph, ranks = self.graph(1), tuple(range(0, c.cp * c.tp, c.tp))
-        keys = [c.mbs * sum(graph.tensors[t].nbytes for t in n.inputs[1:3]) / c.tp for n in graph.nodes if is_attention(n)]
-        return 3 * sum(self.cost.collective_s("all_gather", nbytes, ranks) for nbytes in keys)
+def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False, of: Collection[str] = ()) -> list[float]:
+    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; `of` these operators alone, if any are named.
 
-    def _experts_s(self, c: Candidate) -> float:
-        """Seconds in which a microbatch's tokens go to their experts and back, in both directions."""
-        if c.ep == 1:
-            return 0.0
-        graph = self.graph(1)
-        ranks = tuple(range(0, c.ep * c.cp * c.tp, c.cp * c.tp))
-        tokens = [c.mbs * graph.tensors[n.outputs[0]].nbytes / c.tp for n in graph.nodes if n.op == "dispatch"]
-        return 4 * sum(self.cost.collective_s("all_to_all", nbytes, ranks) for nbytes in tokens)
-
-
-def kernel_seconds(graph: Graph, cost: CostModel, recompute: Sequence[int] = (), floor: bool = False) -> list[float]:
-    """Seconds of the kernels of every layer of the chain, forward and backward, on one device, or their floor; equal kernels are priced once."""
+    Equal kernels are priced once.
+    """
     price = cost.floor_s if floor else cost.compute_s
     facts = analyse(graph, recompute)
     out = [0.0] * graph.num_layers
     known: dict[tuple[Any, ...], float] = {}
     for n in graph.nodes:
+        if of and n.op not in of:
+            continue
         fact, sizes, dtype = facts.node[n.name], graph.sizes(n), graph.tensors[n.outputs[0]].dtype
         times = 2 if n.name in facts.rerun else 1
         key = (n.op, times, tuple(sizes.items()), tuple(op.name for op in fact.grads))

@@ -32,6 +32,9 @@ KEYS = (
 PIECES = (2, 4, 8)
 """Into how many pieces a schedule that cuts sequences is tried to cut them."""
 
+LEAST_PIECE = 2048
+"""Tokens of the shortest piece of a sequence that is tried where nobody asks for pieces (benchmarks/seq_chunks.py)."""
+
 MESH_AXES = ("dp", "ep", "cp", "tp")
 """The axes of a stage's mesh, outer first; `ep` only where experts, `cp` only where sequences are split over it."""
 
@@ -385,6 +388,19 @@ def variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[
                 yield replace(base, schedule=name, vpp=vpp)
     if "stages" not in fix or len(fix["stages"]) == base.pp:
         yield replace(base, schedule="auto")
+
+
+def whole_variants(base: Candidate, fix: Mapping[str, Any], graph: Graph) -> Iterator[Candidate]:
+    """The point under schedules of which there are no drafts, where they may pay: sequences in pieces that are long enough to fill a device, and two copies of
+    the parameters, one for either direction."""
+    if {"schedule", "stages", "vpp"} & set(fix) or base.pp == 1 or base.pieces or base.cp > 1:
+        return
+    for name, known in SCHEDULES.items():
+        if known.copies > 1 and not known.refuse(base.pp, base.num_microbatches, 1):
+            yield replace(base, schedule=name, vpp=1)
+    for k in PIECES:
+        if sequence_length(graph) >= k * LEAST_PIECE and not schedule("seq1f1b", k).refuse(base.pp, base.num_microbatches, 1):
+            yield replace(base, schedule="seq1f1b", vpp=1, pieces=k)
 
 
 def _is_legal(name: str, pp: int, num_microbatches: int, vpp: int, fix: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A candidate evaluated: drafted at rising prices of memory until it fits, its schedule chosen by the times of its stages; the best are simulated whole."""
+"""A candidate evaluated: drafted at a low price of memory at which it fits, its schedule chosen by the times of its stages; the best are simulated whole."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from planner.placement import search
 from planner.schedules import Orders
 from planner.schedules.auto import Effort, Limits, search_orders
 from planner.schedules.slot import Slot
+from planner.sketch import Sketches
 from planner.space import Space, layout_space, no_batch, split_experts, zero_space
 from planner.summary import layout
 from planner.within import search_within
@@ -39,20 +40,32 @@ from simulator.cost import CostModel
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
 
-PRICES = (0.0, 0.03, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""Prices of memory among which the lowest is sought at which a plan fits, in steps per filling of the device: the n-th says that all of it is worth n steps."""
+HIGHEST = 30.0
+"""The highest price of memory that is tried, in steps per filling of the device: all of it is worth so many steps."""
+
+DEARER = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, HIGHEST)
+"""Those at which a whole plan is tried that needs more than its draft."""
 
 SLACK = 0.15
 """Share of its time that a draft at no price of memory may be slower than one at the best price: whatever is slower than what is known by more is left."""
 
+SHORTFALL = 0.1
+"""Share by which a draft is slower than its sketch where it is placed once more, with all communication exposed."""
+
+MIDDLE = 0.3
+"""The price that is asked first where memory has one."""
+
 NOTHING = 0.003
 """Share of a step below which a lower price of memory gains nothing."""
 
-RERUN_PRICES = (0.0, 0.03, 0.1, 0.3, 1.0, 30.0)
-"""The same where single operators may run again: activation functions, norms, attention and products are worth it one after the other."""
+TRIES = 3
+"""Drafts at prices between one that is too low and one at which a candidate fits."""
 
-HALVINGS = 3
-"""Of the ratio of the last two prices, where single operators may run again."""
+FARTHEST = 10.0
+"""Of a price, that of the lowest that is tried next, where none is known to be too low."""
+
+NEARLY = 1.1
+"""Two prices of this ratio are taken for one."""
 
 SPARE = 0.005
 """Share of the usable memory that must be left over for a plan's layers to be placed again."""
@@ -111,6 +124,10 @@ class Evaluator:
     def footprint(self) -> Footprint:
         return Footprint(self.bounds, self.optimizer)
 
+    @cached_property
+    def sketches(self) -> Sketches:
+        return Sketches(self.bounds, self.footprint, self.memory_fraction, self.fix.get("zero"))
+
     @property
     def usable_bytes(self) -> float:
         """What may be filled of a device."""
@@ -130,45 +147,67 @@ class Evaluator:
         """Whether the least that the candidate needs fits; where not, no placement of it does."""
         return self.footprint.least_bytes(c) <= self.memory_fraction * max(d.usable_bytes for d in self.cluster.devices)
 
-    def prices(self, c: Candidate) -> tuple[float, ...]:
-        if c.recompute == "selective":
-            return RERUN_PRICES
-        return PRICES if "zero" not in self.fix else PRICES[:1]
+    def evaluate(self, c: Candidate, known_s: float = math.inf, above: float = 0.0) -> Evaluated:
+        """The cheapest draft of the candidate that fits, of those at this price of memory or a higher one; the smallest one where none does, or one that is
+        slower than `known_s` by far.
 
-    def evaluate(self, c: Candidate, known_s: float = math.inf) -> Evaluated:
-        """The cheapest draft of the candidate that fits; the smallest one where none does, or one that is slower than `known_s` by far.
-
-        The highest price is asked second: where even that does not fit, or costs nothing, those between need not be.
+        Placed with little of the communication exposed; where memory has a price, and a sketch promises more than that gives, with all of it as well.
         """
-        prices = self.prices(c)
-        first = self.evaluate_at(c, prices[0])
-        if first.fits(self.memory_fraction) or len(prices) == 1 or first.estimate_s * (1 - SLACK) > known_s:
-            return first
-        best = self.evaluate_at(c, prices[-1])
-        if not best.fits(self.memory_fraction):
-            return min(first, best, key=lambda e: e.memory.peak_bytes)
-        low, high = 0, len(prices) - 1
-        while high - low > 1 and best.estimate_s > first.estimate_s * (1 + NOTHING):
-            middle = (low + high) // 2
-            this = self.evaluate_at(c, prices[middle])
-            low, high = (low, middle) if this.fits(self.memory_fraction) else (middle, high)
-            best = this if high == middle and this.estimate_s < best.estimate_s else best
-        return self._halved(c, prices[low], best)
+        found = self._cheapest(c, known_s, above)
+        promised_s = self.sketches.step_s(c)
+        here_s = found.estimate_s if found.fits(self.memory_fraction) else math.inf
+        if not found.price or self._is_far(found, known_s) or promised_s * (1 + SHORTFALL) > min(here_s, known_s * (1 + SLACK)):
+            return found
+        other = self.evaluate_at(c, found.price, 1.0)
+        return min(found, self._refined(c, None, other) if other.fits(self.memory_fraction) else other, key=self._rank)
 
-    def _halved(self, c: Candidate, below: float, fitting: Evaluated) -> Evaluated:
-        """Where single operators may run again: at the lowest price that fits, as far as some halvings find it, so that no more run again than need be."""
-        for _ in range(HALVINGS if below and c.recompute == "selective" else 0):
-            middle = self.evaluate_at(c, math.sqrt(below * fitting.price))
-            if middle.fits(self.memory_fraction):
-                fitting = middle
+    def _cheapest(self, c: Candidate, known_s: float, above: float) -> Evaluated:
+        """Of no price what cannot fit is not asked; then at a price that most layouts need who need any, and where that is not enough the highest."""
+        below: Evaluated | None = None
+        bare = replace(c, recompute="none") if c.recompute == "selective" else c
+        fixed = "zero" in self.fix and c.recompute != "selective"
+        if above or fixed or self.may_fit(bare):
+            below = self.evaluate_at(c, above)
+            if below.fits(self.memory_fraction) or fixed or self._is_far(below, known_s):
+                return below
+        for price in (MIDDLE, HIGHEST):
+            if price <= above:
+                continue
+            this = self.evaluate_at(c, price)
+            if this.fits(self.memory_fraction):
+                return this if self._is_far(below or this, known_s) else self._refined(c, below, this)
+            below = this if below is None or this.memory.peak_bytes < below.memory.peak_bytes else below
+            if self._is_far(this, known_s):
+                break
+        assert below is not None
+        return below
+
+    def _refined(self, c: Candidate, below: Evaluated | None, fitting: Evaluated) -> Evaluated:
+        """The fastest that fits of some drafts at prices between one that is too low, if any is known, and that of one that fits."""
+        best, low, high = fitting, below.price if below else 0.0, fitting
+        for _ in range(TRIES):
+            price = math.sqrt(max(low, high.price / FARTHEST) * high.price)
+            if high.price < price * NEARLY or (below and best.estimate_s <= below.estimate_s * (1 + NOTHING)):
+                break
+            this = self.evaluate_at(c, price, fitting.exposed)
+            if this.fits(self.memory_fraction):
+                high, best = this, min(best, this, key=self._rank)
             else:
-                below = middle.price
-        return fitting
+                below, low = this, price
+        return best
+
+    def _rank(self, e: Evaluated) -> tuple[bool, float]:
+        """What fits first, then what is faster."""
+        return not e.fits(self.memory_fraction), e.estimate_s
+
+    def _is_far(self, e: Evaluated, known_s: float) -> bool:
+        """Whether it is slower than what is known by so much that no higher price of memory makes it win."""
+        return e.estimate_s * (1 - SLACK) > known_s
 
     def evaluate_at(self, c: Candidate, price: float, exposed: float = EXPOSED) -> Evaluated:
         """The draft at this price of memory; the whole plan's bound where sequences are cut or parameters are there twice."""
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows, c.pieces)
-        if c.pieces or chosen.copies * chosen.pieces > 1:
+        if self._is_whole(c):
             return self._whole_at(c, price, exposed)
         if c.schedule in OWN:
             pipeline = self.drafts.pipeline(c, price, True, exposed)
@@ -177,6 +216,11 @@ class Evaluator:
             return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, rows, exposed)
         step = self.drafts.pipeline(c, price, chosen.splits, exposed).step(c.schedule)
         return Evaluated(c, price, step.step_s, step.floor_s, step.busy_s, step.memory, (), exposed)
+
+    def _is_whole(self, c: Candidate) -> bool:
+        """Whether sequences are cut or parameters are there twice, of which there are no drafts."""
+        chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, self.bounds.rows, c.pieces)
+        return bool(c.pieces or chosen.copies * chosen.pieces > 1)
 
     def _whole_at(self, c: Candidate, price: float, exposed: float) -> Evaluated:
         plan = self.plan(c, price, (), exposed)
@@ -270,7 +314,7 @@ class Evaluator:
 
     def simulate(self, e: Evaluated) -> Plan:
         """Its plan with what the simulation of it says, at the draft's price of memory, or the next ones where the whole needs more than its draft."""
-        dearer = [price for price in self.prices(e.candidate) if price > e.price] if e.fits(self.memory_fraction) else []
+        dearer = [price for price in DEARER if price > e.price] if e.fits(self.memory_fraction) else []
         plans = []
         for price in (e.price, *dearer):
             plans.append(self._foretold(e, self.plan(e.candidate, price, e.orders, e.exposed)))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ir.units import DTYPE_BYTES
 from planner.bounds import Bounds
 from planner.candidates import Candidate, block_layers
 from planner.chunks import in_chunks
+from planner.dims import EXPERT_PRODUCTS
 from planner.facts import analyse
 from planner.optimizers import is_hidden, state_dtype, update_of
 from planner.orders import OWN, is_plain, kept
@@ -23,7 +28,6 @@ class Footprint:
     bounds: Bounds
     optimizer: Mapping[str, Any]
     _saved: dict[tuple[str, bool], Sequence[float]] = field(default_factory=dict)
-    _state: list[float] = field(default_factory=list)
 
     def least_bytes(self, c: Candidate) -> float:
         """Bytes that some rank needs whatever the placement: parameters, gradients, optimizer states and what the schedule keeps from forward to backward."""
@@ -73,13 +77,24 @@ class Footprint:
 
     def state(self) -> Sequence[float]:
         """Bytes of every layer's parameters, of one gradient for each, and of what the optimizer keeps; a tied parameter counts where it is read first."""
-        if not self._state:
-            graph = self.bounds.graph(1)
-            out = [0.0] * graph.num_layers
-            for p in graph.params:
-                wide = state_dtype(p.dtype)
-                kept = 0 if p.frozen else update_of(self.optimizer, p, is_hidden(graph, p.name)).nbytes
-                num_wide = 0 if p.frozen else 1 + (wide != p.dtype)
-                out[graph.consumers(p.name)[0][0].layer] += p.nbytes + kept + num_wide * p.num_elements * DTYPE_BYTES[wide]
-            self._state.extend(out)
         return self._state
+
+    @cached_property
+    def _state(self) -> Sequence[float]:
+        rows = [row for kinds in self.parts.values() for row in kinds.values()]
+        return [float(x) for x in np.sum(rows, axis=0)]
+
+    @cached_property
+    def parts(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
+        """The same by layer for `dense` parameters and those of `experts`: `param`, `grad` and `states`."""
+        graph = self.bounds.graph(1)
+        out = {kind: {what: np.zeros(graph.num_layers) for what in ("param", "grad", "states")} for kind in ("dense", "experts")}
+        for p in graph.params:
+            reader = graph.consumers(p.name)[0][0]
+            mine, wide = out["experts" if reader.op in EXPERT_PRODUCTS else "dense"], state_dtype(p.dtype)
+            mine["param"][reader.layer] += p.nbytes
+            if not p.frozen:
+                mine["grad"][reader.layer] += p.num_elements * DTYPE_BYTES[wide]
+                kept = update_of(self.optimizer, p, is_hidden(graph, p.name)).nbytes
+                mine["states"][reader.layer] += kept + (p.num_elements * DTYPE_BYTES[wide] if wide != p.dtype else 0)
+        return out

@@ -31,6 +31,9 @@ SHARED = "shared"
 SMALL = 40_000
 """Firings of nodes of the forward graph up to which a plan is simulated as it is."""
 
+LONG = 1_000
+"""Nodes of the forward graph from which on layers are left out, however few microbatches there are: writing a program takes as long as its graph is."""
+
 SUMMED = ("count", "nbytes", "time_s", "exposed_s")
 """Of a row of communication, what more microbatches and layers add to."""
 
@@ -93,7 +96,8 @@ class _Folding:
 
     def run(self) -> Figures:
         plan, layers = self.plan, self.layers
-        if plan.num_microbatches * len(layers.graph.nodes) <= self.small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
+        is_small = plan.num_microbatches * len(layers.graph.nodes) <= self.small and len(layers.graph.nodes) <= LONG
+        if is_small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
             return self._simulated(layers, plan, 0, plan.num_microbatches)
         removable = min(_longest(self.classes, s)[1] for s in plan.stages) - SHORTEST
         if removable < 2:

@@ -58,10 +58,10 @@ class Lessons:
 
 
 def _place(c: Candidate) -> tuple[float, ...]:
-    """Where a candidate lies among others, in doublings; layers run again are one more, a ring of keys another."""
+    """Where a candidate lies among others, in doublings; layers run again are one more, single operators half of one, a ring of keys another."""
     return (
         math.log2(c.tp), math.log2(c.pp), math.log2(c.ep), math.log2(c.mbs), math.log2(max(1, c.pieces)), math.log2(c.cp),
-        float(c.context.startswith("ring")), float(c.recompute == "full"),
+        float(c.context.startswith("ring")), {"none": 0.0, "selective": 0.5, "full": 1.0}[c.recompute],
     )  # fmt: skip
 
 

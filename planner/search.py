@@ -1,10 +1,11 @@
 """The search: from a model, a cluster and a batch to the best plans.
 
-Outside, every layout (data, tensor, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone and a guess that
-orders the work (`planner.bounds`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order each is evaluated under 1F1B
-(`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is left; while many are too big and
-nothing fits, the smallest come first. Then the layouts whose busiest rank has least to do are timed under every other schedule, and for the best an order of
-their own is searched. The best few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
+Outside, every layout (data, tensor, expert, pipeline parallel, microbatch, recompute) gets a lower bound from its floating point operations alone
+(`planner.bounds`) and a sketch that orders the work (`planner.sketch`). What cannot fit however it is placed is pruned (`planner.footprint`). In that order
+each is evaluated under 1F1B (`planner.evaluate`); what cannot beat the best found is pruned by its bound; when many in a row do not better it, the rest is
+left; while many are too big and nothing fits, the smallest come first. Then the layouts whose busiest rank has least to do are timed under every other
+schedule, for the best an order of their own is searched, and where ranks wait still, sequences in pieces and two copies of the parameters are tried. The best
+few are simulated. Whatever was left out stands by its bound, and the gap says how much better it could be.
 The same input gives the same plans, but where the time runs out.
 """
 
@@ -23,8 +24,9 @@ from ir.errors import DoesNotFit, PlanError
 from ir.plan import Plan
 from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
-from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, why_none
+from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, whole_variants, why_none
 from planner.evaluate import Evaluated, Evaluator
+from planner.foretell import SMALL
 from planner.frontends.model import Model
 from planner.hints import Hint
 from planner.lessons import Lessons
@@ -51,11 +53,20 @@ SEARCH_SHARE = 0.5
 STUBBORN = 4
 """So many in a row that do not better the best end the search where nothing that waits promises to, and the comparison of schedules."""
 
+NUM_DEARER = 2
+"""Schedules of a layout that are tried at higher prices of memory where they do not fit at that of 1F1B: those that promise most."""
+
+SQUEEZED = 0.15
+"""The power of how many times too much a schedule keeps by which it is taken to be slower once it fits: twice as much costs a tenth of a step."""
+
 NUM_SEARCHED = 2
 """Layouts, the best ones, for which an order of their own is searched."""
 
 LONGEST = 1024
 """Microbatches times ranks up to which an order is searched."""
+
+LEAST_WAIT = 0.1
+"""Share of a step that ranks must wait for schedules to be tried whose plans are written whole."""
 
 LEAST_GAIN = 0.01
 """Share of a step that ranks must wait for an order to be searched."""
@@ -110,7 +121,7 @@ def evaluate_fixed(model: Model, cluster: Cluster, like: Plan, fix: Mapping[str,
     space = list(bases(evaluator.fix, cluster.num_devices, like.batch, evaluator.bounds.graph(1)))
     if not space:
         raise PlanError(f"no layout keeps {dict(fix)} on {cluster.num_devices} devices with batch {like.batch}")
-    tried = [evaluator.evaluate(c) for c in _ordered(evaluator.bounds, space)[:4]]
+    tried = [evaluator.evaluate(c) for c in _ordered(evaluator, space)[:4]]
     fitting = [e for e in tried if e.fits(1.0)]
     return evaluator.simulate(min(fitting or tried, key=_by_estimate))
 
@@ -128,9 +139,9 @@ def _evaluator(
     return Evaluator(bounds, cluster, batch, optimizer, keep, memory_fraction)
 
 
-def _ordered(bounds: Bounds, space: Iterable[Candidate]) -> list[Candidate]:
+def _ordered(evaluator: Evaluator, space: Iterable[Candidate]) -> list[Candidate]:
     """The most promising first."""
-    return sorted(space, key=lambda c: (bounds.guess_s(c), str(c)))
+    return sorted(space, key=lambda c: (evaluator.sketches.step_s(c), str(c)))
 
 
 def _by_estimate(e: Evaluated) -> tuple[float, str]:
@@ -159,6 +170,7 @@ class _Search:
     simulated: list[Evaluated] = field(default_factory=list)
     num_evaluated: int = 0
     num_pruned: int = 0
+    num_whole: int = 0
     in_vain: int = 0
     interrupted: bool = False
     refused: PlanError | None = None
@@ -166,14 +178,14 @@ class _Search:
 
     def run(self) -> Result:
         might = {c for c in self.space if self.evaluator.may_fit(c)}
-        self.waiting = _ordered(self.evaluator.bounds, might)
-        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
+        self._await(might)
         for c in self.space:
             if c not in might:
                 self._put_off(c)
         try:
             self._explore()
             self._try_schedules()
+            self._try_whole()
             self._try_put_off()
             self._try_loss_chunks()
             self._simulate(2 * self.top)
@@ -189,6 +201,12 @@ class _Search:
         for c in self.waiting:
             self.left_out += map(self.evaluator.bounds.lower_bound_s, self._variants(c))
         return self._result()
+
+    def _await(self, candidates: Iterable[Candidate]) -> None:
+        """These wait to be evaluated, ordered by their sketches."""
+        sketched = {c: self.evaluator.sketches.step_s(c) for c in candidates}
+        self.waiting = sorted(sketched, key=lambda c: (sketched[c], str(c)))
+        self.lessons = Lessons(self.waiting, [sketched[c] for c in self.waiting])
 
     def _explore(self) -> None:
         """Evaluates what waits, as long as something is promising."""
@@ -207,8 +225,7 @@ class _Search:
         may = [c for c in map(self.evaluator.in_loss_chunks, self.space) if c.loss_chunks > 1 and self.evaluator.may_fit(c)]
         may = [c for c in may if missing.get(replace(c, loss_chunks=1), 0.0) <= self.evaluator.logit_bytes(c)]
         self.space = (*self.space, *may)
-        self.waiting = _ordered(self.evaluator.bounds, may)
-        self.lessons = Lessons(self.waiting, [self.evaluator.bounds.guess_s(c) for c in self.waiting])
+        self._await(may)
         self._explore()
         if self.found:
             self.too_big.clear()
@@ -262,9 +279,9 @@ class _Search:
     def _try(self, c: Candidate) -> None:
         """Evaluates one point under its first schedule, unless another speaks against it."""
         every = self._variants(c)
-        twin = replace(c, recompute="none")
-        if twin != c and any(e.candidate == twin and not e.price for e in self.found):
-            self.num_pruned += len(every)  # running layers again only costs time where the same candidate fits without, at no price
+        twins = [replace(c, recompute=what) for what in ("none", "selective") if what != c.recompute]
+        if any(e.candidate in twins and not e.price for e in self.found):
+            self.num_pruned += len(every)  # where the same fits at no price nothing runs again, and running it only costs time
             return
         if self._cannot_win(c):
             self.num_pruned += 1
@@ -273,7 +290,7 @@ class _Search:
         if self.progress:
             self.progress(str(c), len(self.space) - len(self.waiting), len(self.space))
         try:
-            this = self.evaluator.evaluate(c, self._worst_listed_s())
+            this = self.evaluator.evaluate(c, self._best_s())
         except PlanError as error:
             self._refuse(error)
             return
@@ -290,11 +307,6 @@ class _Search:
             raise error
         self.num_pruned += 1
         self.refused = self.refused or error
-
-    def _worst_listed_s(self) -> float:
-        """What a candidate must be faster than to be listed."""
-        times = sorted(e.estimate_s for e in self.found)
-        return times[self.top - 1] if len(times) >= self.top else math.inf
 
     def _cannot_win(self, c: Candidate) -> bool:
         times = sorted(e.estimate_s for e in self.found)
@@ -318,27 +330,38 @@ class _Search:
             self._search_order(e, k < NUM_SEARCHED and not self._is_late(SEARCH_SHARE))
 
     def _compare(self, e: Evaluated, others: Sequence[Candidate]) -> None:
-        """Times a layout under other schedules at its price of memory; the fastest that fits is a candidate of its own."""
+        """Times a layout under other schedules, first at its own price of memory; the fastest that fits is a candidate of its own."""
         if self.progress:
             self.progress(f"schedules of {e.candidate}", self.num_evaluated, self.num_evaluated + len(others))
         fitting: list[Evaluated] = []
+        dearer: list[Evaluated] = []
         slower = set[str]()
         for c in others:
             if c.schedule in slower:
                 self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
                 continue
-            this = self.evaluator.evaluate_at(c, e.price)
+            this = self.evaluator.evaluate_at(c, e.price, e.exposed)
             self.num_evaluated += 1
             if not this.fits(self.evaluator.memory_fraction):
                 slower.add(c.schedule)  # more stages a rank keep more
+                dearer.append(this)
                 continue
             if any(f.candidate.schedule == c.schedule and f.estimate_s <= this.estimate_s for f in fitting):
                 slower.add(c.schedule)  # more stages a rank gain nothing more
             fitting.append(this)
+        for d in sorted(dearer, key=self._fitted_s)[:NUM_DEARER]:
+            if self._fitted_s(d) < min([e.estimate_s, *(f.estimate_s for f in fitting)]):
+                this = self.evaluator.evaluate(d.candidate, e.estimate_s, above=e.price)
+                self.num_evaluated += 1
+                fitting += [this] if this.fits(self.evaluator.memory_fraction) else []
         fitting.sort(key=_by_estimate)
         is_better = fitting and (e not in self.found or fitting[0].estimate_s < e.estimate_s)
         self.found += fitting[:1] if is_better else []
         self.beaten += [f.floor_s for f in (fitting[1:] if is_better else fitting)]
+
+    def _fitted_s(self, e: Evaluated) -> float:
+        """What a draft that does not fit may take where it does."""
+        return float(e.estimate_s * (e.memory.peak_bytes / self.evaluator.usable_bytes) ** SQUEEZED)
 
     def _search_order(self, e: Evaluated, wanted: bool) -> None:
         """The best order for the layout's own times, where it may gain something and is not too long to be searched for."""
@@ -356,6 +379,25 @@ class _Search:
             self.found.append(this)
         else:
             self.beaten.append(this.floor_s)
+
+    def _try_whole(self) -> None:
+        """Schedules of which there are no drafts, for the best layouts where ranks wait: each stands by the bound of its whole plan until it is simulated."""
+        graph = self.evaluator.bounds.graph(1)
+        for e in sorted((e for e in self.found if e.candidate.pp > 1), key=_by_estimate)[:NUM_SEARCHED]:
+            for c in whole_variants(replace(e.candidate, schedule="1f1b", vpp=1), self.evaluator.fix, graph):
+                self.num_whole += 1
+                is_small = c.num_microbatches * max(1, c.pieces) * len(graph.nodes) <= SMALL
+                if e.busy_s > e.estimate_s * (1 - LEAST_WAIT) or not is_small or not self.evaluator.may_fit(c) or self._is_late(SEARCH_SHARE):
+                    self.left_out.append(self.evaluator.bounds.lower_bound_s(c))
+                    continue
+                if self.progress:
+                    self.progress(str(c), self.num_evaluated, self.num_evaluated + 1)
+                this = self.evaluator.evaluate_at(c, e.price, e.exposed)
+                self.num_evaluated += 1
+                if this.fits(self.evaluator.memory_fraction) and this.estimate_s < self._best_s():
+                    self.found.append(this)
+                else:
+                    self.beaten.append(this.floor_s)
 
     # ---- simulation ----------------------------------------------------------------------------------------------------------------------------------
 
@@ -384,7 +426,7 @@ class _Search:
         rest = [e.floor_s for e in self.found if e not in self.simulated]
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)
         gap = max(0.0, 1.0 - floor_s / step_s)
-        num = sum(len(self._variants(c)) for c in self.space)
+        num = sum(len(self._variants(c)) for c in self.space) + self.num_whole
         told = ({"rank": i, "why": why(p, best), "advice": list(advice(p, self.evaluator.cluster))} for i, p in enumerate(best, 1))
         return Result(
             tuple(replace(p, predicted={**p.predicted, **words}) for p, words in zip(best, told, strict=True)), num,

@@ -335,12 +335,19 @@ def _between_loads(routes: Routes, group: Group, passes: int) -> dict[Edge, floa
 
 
 def _pairwise(routes: Routes, group: Group) -> dict[Edge, float]:
-    loads: dict[Edge, float] = defaultdict(float)
-    for a in group:
-        for b in group:
-            for edge in routes.path(a, b) if a != b else ():
-                loads[edge] += 1 / len(group)
-    return dict(loads)
+    """Every member sends to every other; what leaves a part of the topology, or comes into it, takes the same half of its path each time."""
+    num: dict[Edge, int] = defaultdict(int)
+    for members in routes.parts(group):
+        for a in members:
+            for b in members:
+                for edge in routes.path(a, b) if a != b else ():
+                    num[edge] += 1
+        away = len(group) - len(members)
+        for a in members if away else ():
+            for u, v in routes.way_out(a):
+                num[u, v] += away
+                num[v, u] += away
+    return {edge: n / len(group) for edge, n in num.items()}
 
 
 def _path_loads(routes: Routes, src: int, dst: int) -> dict[Edge, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +55,19 @@ class Routes:
                 found = self._search(src, dst)
             self._paths[key] = found
         return found
+
+    def parts(self, ranks: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The ranks part by part where all ways between parts meet in one vertex; all of them as one where they do not."""
+        if len(self._hubs) != 1:
+            return (tuple(ranks),)
+        found: dict[int, list[int]] = {}
+        for r in ranks:
+            found.setdefault(self._part[f"gpu{r}"], []).append(r)
+        return tuple(map(tuple, found.values()))
+
+    def way_out(self, rank: int) -> tuple[Edge, ...]:
+        """The links from a device to where the parts meet."""
+        return self._to_hub(rank, self._hubs[0])
 
     def node(self, rank: int) -> int:
         return self.cluster.devices[rank].node

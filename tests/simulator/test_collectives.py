@@ -11,7 +11,7 @@ import pytest
 from ir.cluster import Cluster, Device, Link
 from ir.errors import ClusterError, InputError
 from simulator.clusters import load_cluster
-from simulator.collectives import siblings
+from simulator.collectives import _pairwise, siblings
 from simulator.cost import COLLECTIVES, CostModel, curve_s
 from simulator.profile import curves
 from simulator.routes import Routes
@@ -132,6 +132,15 @@ def test_on_rails_only_what_changes_rails_is_narrowed() -> None:
     assert not any("fabric" in edge for edge in Routes(narrow.cluster).path(0, 9))
     flat = CostModel(bare("4x8xH100@ib400x8:8"))
     assert flat.line("all_reduce", GIB, peers).s_per_byte == pytest.approx(8 * plain.line("all_reduce", GIB, peers).s_per_byte)
+
+
+@pytest.mark.parametrize("name", ["2x4xH100-SXM", "3x2xA100-SXM-80GB@eth25", "2xp4d.24xlarge"])
+def test_who_sends_to_whom_counted_by_halves_is_what_all_paths_say(name: str) -> None:
+    routes = Routes(load_cluster(name))
+    group = tuple(range(0, routes.cluster.num_devices, 1 + (routes.cluster.num_devices > 8)))
+    pairs = [routes.path(a, b) for a in group for b in group if a != b]
+    loads = _pairwise(routes, group)
+    assert loads == pytest.approx({edge: sum(path.count(edge) for path in pairs) / len(group) for path in pairs for edge in path})
 
 
 def test_siblings_are_disjoint_translations() -> None:
