@@ -92,6 +92,10 @@ class Cost:
         repeats = [n // (int(c.max()) + 1) for n, c in zip(self.table.shape, classes, strict=True)]
         return replace(self, classes=tuple(np.concatenate([c + k * (int(c.max()) + 1) for k in range(n)]) for n, c in zip(repeats, classes, strict=True)))
 
+    def way(self, at: tuple[int, ...]) -> int:
+        """Which way was chosen where these are the states."""
+        return int(self.reboxed is not None and self.reboxed[self.place(*at)])
+
     @classmethod
     def stacked(cls, parts: Sequence[Sequence[Cost]]) -> Cost:
         """One table of several, as `numpy.block` puts them together; a part that offers fewer ways than another never takes those."""

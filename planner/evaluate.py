@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ir.cluster import Cluster
@@ -27,6 +27,7 @@ from planner.lower import joint_graph, representatives, write
 from planner.orders import OWN, STAND_IN, kept, rows_of, schedule_of
 from planner.pieces import balanced
 from planner.pipeline_costs import Pipeline
+from planner.placed import Placed
 from planner.placement import search
 from planner.schedules import Orders
 from planner.schedules.auto import Effort, Limits, search_orders
@@ -34,6 +35,7 @@ from planner.schedules.slot import Slot
 from planner.sketch import Sketches
 from planner.space import Space, layout_space, no_batch, split_experts, zero_space
 from planner.summary import layout
+from planner.within import search_within
 from simulator.cost import CostModel
 from simulator.estimate import estimate
 from simulator.memory import Ledger, ledger
@@ -64,6 +66,15 @@ FARTHEST = 10.0
 
 NEARLY = 1.1
 """Two prices of this ratio are taken for one."""
+
+SPARE = 0.005
+"""Share of the usable memory that must be left over for a plan's layers to be placed again."""
+
+GOOD_FILLING = 0.003
+"""Share of a step that may be left to save where that ends."""
+
+FILLINGS = 3
+"""Limits that are tried for that: what a plan needs beside its tensors is known only when it is simulated."""
 
 QUICK = Effort(passes=1_500_000, prove=0)
 """How long a schedule of its own is searched for where other schedules are tried as well."""
@@ -229,22 +240,30 @@ class Evaluator:
         """The candidate with the cheapest placement of all its layers at this price of memory, in steps per filling of the device, and with this share of
         communication exposed; `orders` of its own.
         """
+        worth = price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes
+        return self._planned(c, self._whole(c, partial(search, memory_price=worth), decides_reruns(c, price), exposed), orders)
+
+    def _whole(self, c: Candidate, ask: Callable[..., Placed], selective: bool, exposed: float) -> Placed:
+        """All layers of the candidate placed by one of the searches."""
         bounds, model = self.bounds, self.bounds.model
         graph = bounds.graph_of(c)
         mesh = Mesh(*c.mesh, tuple(range(c.stage_ranks)))
-        recompute = block_layers(graph) if c.recompute == "full" else ()
         pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
         num_pieces = max(1, len(pieces))
         # What is boxed and added up is so for each piece: of these, one of middling length stands for all.
         piece = in_chunks(model.graph(c.mbs * c.dp, sorted(pieces)[num_pieces // 2], bounds.dtype), c.loss_chunks, c.tp) if pieces else graph
         in_flight = math.ceil(kept(c.schedule, c.pp, c.num_microbatches, c.vpp, c.pieces) * num_pieces) if c.pieces else self.drafts.in_flight(c)
-        placed = search(
+        return ask(
             piece, mesh.axes, mesh.shape, self.drafts.pricing(mesh), tables=self.drafts.tables(mesh), num_microbatches=c.num_microbatches * num_pieces,
-            memory_price=price * bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes,
-            in_flight=in_flight, recompute=recompute, selective=decides_reruns(c, price), optimizer=self.optimizer,
+            in_flight=in_flight, recompute=block_layers(graph) if c.recompute == "full" else (), selective=selective, optimizer=self.optimizer,
             space=self.space(piece, mesh, c.context), exposed=exposed,
         )  # fmt: skip
-        rows = orders or self.bounds.rows
+
+    def _planned(self, c: Candidate, placed: Placed, orders: tuple[str, ...]) -> Plan:
+        bounds, model = self.bounds, self.bounds.model
+        mesh = Mesh(*c.mesh, tuple(range(c.stage_ranks)))
+        pieces = balanced(bounds.graph(1), c.pieces) if c.pieces else ()
+        rows = orders or bounds.rows
         chosen = schedule_of(STAND_IN if c.schedule == "auto" else c.schedule, rows)
         stages = tuple(
             Stage(a, b, tuple(range(site * mesh.size, (site + 1) * mesh.size)))
@@ -256,7 +275,25 @@ class Evaluator:
             placed.reboxed, links=placed.links, orders=rows, pieces=pieces, context=self.drafts.context(c),
             loss_chunks=c.loss_chunks,
         )  # fmt: skip
-        return replace(plan, layout=layout(graph, plan))
+        return replace(plan, layout=layout(bounds.graph_of(c), plan))
+
+    def filled(self, e: Evaluated, plan: Plan) -> Plan:
+        """The plan of a candidate on one stage, layer by layer placed for the memory that its price of memory left over; itself where nothing is faster."""
+        c = e.candidate
+        room = self.usable_bytes - plan.predicted["peak_gib"] * GIB
+        if not e.price or c.pp > 1 or c.pieces or room < SPARE * self.usable_bytes:
+            return plan
+        worth = e.price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes
+        selective = c.recompute == "selective"
+        limit = sum(self._whole(c, partial(search, memory_price=worth), decides_reruns(c, e.price), e.exposed).nbytes.values()) + room
+        for _ in range(FILLINGS):
+            placed = self._whole(c, partial(_placed_within, limit_bytes=limit, good_gap=GOOD_FILLING), selective, e.exposed)
+            found = self._foretold(e, self._planned(c, placed, e.orders))
+            over = found.predicted["peak_gib"] * GIB - self.usable_bytes
+            if over <= 0:
+                return min(plan, found, key=lambda p: float(p.predicted["step_s"]))
+            limit -= over
+        return plan
 
     def space(self, graph: Graph, mesh: Mesh, context: str = "") -> Space:
         """What the fixed keys and the way of attention over its ranks leave to choose on this mesh; PlanError where a fixed placement is not legal there."""
@@ -280,13 +317,12 @@ class Evaluator:
         dearer = [price for price in DEARER if price > e.price] if e.fits(self.memory_fraction) else []
         plans = []
         for price in (e.price, *dearer):
-            plans.append(self._foretold(e, price))
+            plans.append(self._foretold(e, self.plan(e.candidate, price, e.orders, e.exposed)))
             if self._has_room(plans[-1]):
                 return plans[-1]
         return min(plans, key=lambda p: p.predicted["peak_gib"])
 
-    def _foretold(self, e: Evaluated, price: float) -> Plan:
-        plan = self.plan(e.candidate, price, e.orders, e.exposed)
+    def _foretold(self, e: Evaluated, plan: Plan) -> Plan:
         predicted = foretell(self.bounds.model, self.cost, plan)
         if e.candidate.loss_chunks > 1:
             predicted["loss_chunks"] = self._trade(e, predicted)
@@ -303,3 +339,7 @@ class Evaluator:
 
     def _has_room(self, plan: Plan) -> bool:
         return bool(plan.predicted["peak_gib"] * GIB <= self.memory_fraction * self.cluster.devices[0].usable_bytes)
+
+
+def _placed_within(*given: Any, **named: Any) -> Placed:
+    return search_within(*given, **named).placed

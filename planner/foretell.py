@@ -7,10 +7,12 @@ numbers of microbatches and with two numbers of layers, and its figures lie on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from ir.graph import Node
 from ir.plan import Plan, Stage
 from ir.program import Program
 from planner.chunks import planned_chunks
@@ -71,12 +73,33 @@ class _Folding:
     plan: Plan
     small: int
 
+    @cached_property
+    def layers(self) -> Layers:
+        return Layers(planned_chunks(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype), self.plan))
+
+    @cached_property
+    def classes(self) -> tuple[int, ...]:
+        """By layer: equal where layers are alike and are placed alike."""
+        numbers: dict[Hashable, int] = {}
+        return tuple(numbers.setdefault((k, self._decided(nodes)), len(numbers)) for k, nodes in zip(self.layers.classes, self.layers.nodes, strict=True))
+
+    def _decided(self, nodes: Sequence[Node]) -> Hashable:
+        plan = self.plan
+        reboxed, again = frozenset(plan.reboxed), frozenset(plan.recompute)
+        return tuple(
+            (
+                plan.rules.get(n.name), tuple(plan.hubs.get(t) for t in n.outputs), tuple(plan.params.get(t) for t in n.inputs),
+                tuple((t, n.name) in reboxed for t in n.inputs), n.name in again or n.layer in again,
+            )
+            for n in nodes
+        )  # fmt: skip
+
     def run(self) -> Figures:
-        plan, layers = self.plan, Layers(planned_chunks(self.model.graph(self.plan.microbatch, self.plan.seq, self.plan.dtype), self.plan))
+        plan, layers = self.plan, self.layers
         is_small = plan.num_microbatches * len(layers.graph.nodes) <= self.small and len(layers.graph.nodes) <= LONG
         if is_small or "num_cores" in self.cost.cluster.profile or plan.pieces or plan.copies > 1:
             return self._simulated(layers, plan, 0, plan.num_microbatches)
-        removable = min(_longest(layers.classes, s)[1] for s in plan.stages) - SHORTEST
+        removable = min(_longest(self.classes, s)[1] for s in plan.stages) - SHORTEST
         if removable < 2:
             return self._over_microbatches(layers, plan, 0)
         few, more = (self._over_microbatches(layers, plan, num) for num in (removable, removable - 1))
@@ -93,7 +116,7 @@ class _Folding:
         return few.plus(many, times).plus(few, -times)
 
     def _simulated(self, layers: Layers, plan: Plan, removed: int, num_microbatches: int) -> Figures:
-        kept = [layer for s in plan.stages for layer in _without(layers.classes, s, removed)]
+        kept = [layer for s in plan.stages for layer in _without(self.classes, s, removed)]
         graph = layers.shortened(kept) if removed else layers.graph
         again = set(plan.recompute)
         short = replace(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from ir.graph import Node
 from ir.op import Rule
 from ir.plan import Hub, ParamPlacement
 from ir.sbp import B, NdSbp, Sbp
+from planner.costs import Cost
 from planner.pricing import axis_links
 from planner.problem import Problem
 from planner.runs import nodes_by_layer
@@ -71,23 +73,29 @@ class _Part:
             self.nbytes[what] += nbytes
 
 
-def read(problem: Problem, solution: Solution, start: float) -> Placed:
-    """The decisions behind a solution of the problem's factor graph. Raises PlanError where there is none."""
+def read(problem: Problem, solution: Solution, start: float, ways: Sequence[Sequence[int]] = ()) -> Placed:
+    """The decisions behind a solution of the problem's factor graph. Raises PlanError where there is none.
+
+    `ways`: of every table of the problem's trade which option is taken, for all that is outside of the repeated block, and then for each of its copies; absent:
+    the cheapest at the problem's price of memory.
+    """
     if not solution.states:
         mesh = dict(zip(problem.axes, problem.mesh_shape, strict=True))
         raise PlanError(f"no placement of `{problem.graph.name}` on mesh {mesh} satisfies all limits of the space at once; loosen one of them")
-    return _Reader(problem, solution).placed(start)
+    return _Reader(problem, solution, ways).placed(start)
 
 
 @dataclass
 class _Reader:
     problem: Problem
     solution: Solution
+    ways: Sequence[Sequence[int]]
 
     def placed(self, start: float) -> Placed:
         problem, solution, whole = self.problem, self.solution, self.problem.short.whole
         many = {problem.group[r.copies[0][0]] for r in problem.short.repeats}
-        total = self._part([k for k, v in problem.number.items() if problem.group[problem.layers[v]] not in many], solution.states)
+        outside = [k for k, v in problem.number.items() if problem.group[problem.layers[v]] not in many]
+        total = self._part(outside, solution.states, self.ways[0] if self.ways else ())
         for i in range(len(problem.short.repeats)):
             self._copies(i, total)
         num_variables = len(problem.choices)
@@ -111,16 +119,17 @@ class _Reader:
         keys = [k for k, v in problem.number.items() if problem.layers[v] in repeat.copies[0]]
         nodes = nodes_by_layer(problem.short.whole)
         first = [n for layer in repeat.copies[0] for n in nodes[layer]]
-        known: dict[tuple[int, ...], _Part] = {}
-        for layers, found in zip(repeat.copies, self.solution.repeated[i], strict=True):
-            if found not in known:
+        known: dict[Hashable, _Part] = {}
+        all_ways = self.ways[1:] or [()] * len(repeat.copies)
+        for layers, found, ways in zip(repeat.copies, self.solution.repeated[i], all_ways, strict=True):
+            if (found, ways) not in known:
                 states = list(self.solution.states)
                 for v, s in zip((*inside, repeated.before, repeated.after), found, strict=True):
                     states[v] = s
-                known[found] = self._part(keys, states)
-            _rename(known[found], first, [n for layer in layers for n in nodes[layer]], total)
+                known[found, ways] = self._part(keys, states, ways)
+            _rename(known[found, ways], first, [n for layer in layers for n in nodes[layer]], total)
 
-    def _part(self, keys: Iterable[tuple[str, str]], states: Sequence[int]) -> _Part:
+    def _part(self, keys: Iterable[tuple[str, str]], states: Sequence[int], ways: Sequence[int]) -> _Part:
         problem = self.problem
         out = _Part()
         for kind, name in keys:
@@ -134,10 +143,10 @@ class _Reader:
                     if ("hub", t) not in problem.number:
                         value = cls.out_boxes[j].places[cls.outs[j][row]]
                         out.hubs[t] = Hub(self._on_all_axes(value, B), self._on_all_axes(tuple(s if s.is_split else B for s in value), B))
-                self._node_memory(problem.graph.node[name], states, out)
+                self._node_memory(problem.graph.node[name], states, ways, out)
             elif isinstance(cls, HubClass):
                 out.hubs[name] = Hub(*(self._on_all_axes(nd, B) for nd in _columns(cls.states[row], 2)))
-                self._hub_memory(name, states, out)
+                self._hub_memory(name, states, ways, out)
             else:
                 out.params[name] = ParamPlacement(*(self._on_all_axes(nd, B) for nd in _columns(cls.states[row], 3)))
                 self._param_memory(name, cls, row, out)
@@ -145,39 +154,39 @@ class _Reader:
 
     # ---- memory ------------------------------------------------------------------------------------------------------------------------------------
 
-    def _keep(self, nbytes: float, layer: int, out: _Part) -> None:
-        out.nbytes["activations"] += nbytes * self.problem.terms.copies(layer)
-        out.priced += nbytes * self.problem.terms.charge(layer)
+    def _keep(self, cost: Cost, at: tuple[int, ...], way: int, layer: int, out: _Part) -> None:
+        nbytes, terms = float(cost.ways[way][1][cost.place(*at)]), self.problem.terms
+        out.nbytes["activations"] += nbytes
+        out.priced += nbytes / terms.copies(layer) * terms.charge(layer)
 
     def _param_memory(self, name: str, cls: ParamClass, row: int, out: _Part) -> None:
         for what, table in (("params", cls.params), ("grads", cls.grads(self.problem.num_gradients(name))), ("optimizer", cls.optimizer)):
             out.nbytes[what] += float(table[row])
             out.priced += self.problem.terms.state_charge(self.problem.layers[self.problem.number["param", name]]) * float(table[row])
 
-    def _hub_memory(self, name: str, states: Sequence[int], out: _Part) -> None:
+    def _hub_memory(self, name: str, states: Sequence[int], ways: Sequence[int], out: _Part) -> None:
         problem = self.problem
-        cost = problem.hub_alone(name)
-        self._keep(float(cost.kept[cost.place(states[problem.number["hub", name]])]), problem.kept_by(name), out)
+        self._keep(problem.hub_alone(name), (states[problem.number["hub", name]],), self._hub_way(name, states, ways), problem.kept_by(name), out)
 
-    def _node_memory(self, n: Node, states: Sequence[int], out: _Part) -> None:
+    def _node_memory(self, n: Node, states: Sequence[int], ways: Sequence[int], out: _Part) -> None:
         problem = self.problem
         v, made = problem.number["node", n.name], problem.node_tables(n)
         ins, outs = problem.inputs(n.name), problem.outputs(n.name)
-        self._keep(float(made.alone.kept[states[v]]), n.layer, out)
-        for u, edge in zip((*ins, *outs), (*made.ins, *made.outs), strict=True):
-            if edge is not None:
-                self._keep(float(edge.kept[edge.place(states[u], states[v])]), n.layer, out)
-        for t, u, edge in zip(n.inputs, ins, made.ins, strict=True):
-            if edge is not None and edge.reboxed is not None and (
-                edge.reboxed[edge.place(states[u], states[v])]
-                or (edge.common is not None and edge.common[edge.place(states[u], states[v])] and self._is_reboxed(t, states[u]))
-            ):  # fmt: skip
+        self._keep(made.alone, (states[v],), 0, n.layer, out)
+        edge_number = itertools.count(len(problem.choices) + problem.first_edge[n.name])
+        for t, u, edge in zip((*n.inputs, *n.outputs), (*ins, *outs), (*made.ins, *made.outs), strict=True):
+            if edge is None:
+                continue
+            at, number = (states[u], states[v]), next(edge_number)
+            way = ways[number] if ways else edge.way(at)
+            self._keep(edge, at, way, n.layer, out)
+            if way or (edge.common is not None and edge.common[edge.place(*at)] and self._hub_way(t, states, ways)):
                 out.reboxed[t, n.name] = None
 
-    def _is_reboxed(self, tensor: str, state: int) -> bool:
-        """Whether the readers that share a tensor box it again in the backward."""
-        reboxed = self.problem.hub_alone(tensor).reboxed
-        return reboxed is not None and bool(reboxed[state])
+    def _hub_way(self, tensor: str, states: Sequence[int], ways: Sequence[int]) -> int:
+        """1 where the readers that share a tensor box it again in the backward."""
+        v = self.problem.number["hub", tensor]
+        return ways[v] if ways else self.problem.hub_alone(tensor).way((states[v],))
 
     # ---- all axes ----------------------------------------------------------------------------------------------------------------------------------
 

@@ -87,14 +87,18 @@ def price(
 def problem(
     graph: Graph, axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing, *, num_microbatches: int, memory_price: ByLayer = 0.0,
     state_price: ByLayer | None = None, in_flight: ByLayer = 1, recompute: Sequence[int | str] = (), selective: bool = False,
-    optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0,
+    optimizer: str | Mapping[str, Any] = "adamw", space: Space | None = None, tables: Tables | None = None, exposed: float = 1.0, folded: bool = False,
 ) -> Problem:  # fmt: skip
-    """The problem of the whole graph as it stands, nothing folded: its factor graph, and its trade of time for memory."""
+    """The problem of the whole graph: its factor graph, and its trade of time for memory. `folded`: in the longest run of equal layers one block stands
+    for others.
+    """
     terms = Terms(
         num_microbatches, memory_price, memory_price if state_price is None else state_price, in_flight, tuple(recompute), with_defaults(optimizer), exposed,
         selective,
     )  # fmt: skip
-    return _problem(Short(graph, graph), axes, mesh_shape, pricing, terms, space, tables)
+    tables = new_tables(axes, mesh_shape, pricing) if tables is None else tables
+    short = _short(graph, tables, terms, space or Space(), ({}, {}, {}), once=True) if folded else Short(graph, graph)
+    return _problem(short, axes, mesh_shape, pricing, terms, space, tables)
 
 
 def new_tables(axes: Sequence[str], mesh_shape: Sequence[int], pricing: Pricing) -> Tables:
@@ -118,8 +122,8 @@ def _solve(
     return read(this, solution, start)
 
 
-def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Given) -> Short:
-    """The graph with runs of layers shortened that are equal and of which the same is asked."""
+def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Given, once: bool = False) -> Short:
+    """The graph with runs of layers shortened that are equal and of which the same is asked; `once`: the longest one."""
     key = ("layers", id(graph))
     if key not in tables.memo:
         tables.memo[key] = (graph, layer_keys(graph), nodes_by_layer(graph))
@@ -127,9 +131,9 @@ def _short(graph: Graph, tables: Tables, terms: Terms, space: Space, given: Give
     asked = (_asked(graph, nodes.get(layer, ()), terms, space, given) for layer in range(graph.num_layers))
     number: dict[Hashable, int] = {}
     kinds = tuple(number.setdefault(kind, len(number)) for kind in zip(structure, asked, strict=True))
-    if ("short", id(graph), kinds) not in tables.memo:
-        tables.memo["short", id(graph), kinds] = shorten(graph, kinds)
-    found: Short = tables.memo["short", id(graph), kinds]
+    if ("short", id(graph), kinds, once) not in tables.memo:
+        tables.memo["short", id(graph), kinds, once] = shorten(graph, kinds, once)
+    found: Short = tables.memo["short", id(graph), kinds, once]
     return found
 
 

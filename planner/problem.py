@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -145,9 +146,10 @@ class Problem:
         return FactorGraph(tuple(len(c) for c in self.choices), tuple(c.gathered.dense() for c in unary), edges, tuple(c.gathered for c in pairwise))
 
     def trade(self) -> Trade:
-        """Seconds and bytes apart, with every choice between them."""
+        """Seconds and bytes apart, with every choice between them; equal tables are one."""
         unary, edges, pairwise = self._costs()
-        return Trade(tuple(len(c) for c in self.choices), tuple(c.options for c in unary), edges, tuple(c.options for c in pairwise))
+        options = {id(c): c.options for c in (*unary, *pairwise)}
+        return Trade(tuple(len(c) for c in self.choices), tuple(options[id(c)] for c in unary), edges, tuple(options[id(c)] for c in pairwise))
 
     def _costs(self) -> tuple[list[Cost], tuple[tuple[int, int], ...], list[Cost]]:
         unary: dict[int, Cost] = {}
@@ -164,6 +166,13 @@ class Problem:
             else:
                 unary[v] = self.hub_alone(name) if kind == "hub" else self.param_alone(name)
         return [unary[v] for v in range(len(self.choices))], tuple(edges), pairwise
+
+    @cached_property
+    def first_edge(self) -> Mapping[str, int]:
+        """Of each node the number of its first table with an operand, among those of all nodes in order."""
+        made = [self.node_tables(n) for n in self.graph.nodes]
+        numbers = itertools.accumulate((sum(edge is not None for edge in (*m.ins, *m.outs)) for m in made), initial=0)
+        return dict(zip((n.name for n in self.graph.nodes), numbers, strict=False))
 
     def inputs(self, node: str) -> list[int]:
         """Variable of every input, -1 for inputs of the graph and constants."""

@@ -79,16 +79,19 @@ def _layer_key(graph: Graph, layer: int, nodes: Sequence[Node], where: dict[str,
     return tuple(out)
 
 
-def shorten(graph: Graph, kinds: Sequence[Hashable]) -> Short:
-    """The short graph; `kinds`: of every layer, equal where layers may be treated alike."""
+def shorten(graph: Graph, kinds: Sequence[Hashable], once: bool = False) -> Short:
+    """The short graph; `kinds`: of every layer, equal where layers may be treated alike. `once`: the longest run alone is shortened."""
     nodes = nodes_by_layer(graph)
-    short = Short(graph, graph)
+    found: list[tuple[tuple[int, ...], ...]] = []
     layer = 0
     while layer < len(kinds):
         period, count = _longest(kinds, layer)
         if count >= FEWEST:
-            short = _without_copies(short, nodes, tuple(tuple(range(layer + k * period, layer + (k + 1) * period)) for k in range(count)))
+            found.append(tuple(tuple(range(layer + k * period, layer + (k + 1) * period)) for k in range(count)))
         layer += period * count
+    short = Short(graph, graph)
+    for blocks in [max(found, key=lambda blocks: len(blocks) * len(blocks[0]))] if once and found else found:
+        short = _without_copies(short, nodes, blocks)
     return short
 
 

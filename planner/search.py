@@ -44,6 +44,9 @@ PATIENCE = 10
 TOO_BIG = 1.5
 """How many times as long as its smallest draft a candidate is taken to need that does not fit, where those like it are judged by it."""
 
+FILLED = 0.02
+"""Share of a step that placing layer by layer for the memory that is left over is taken to save at most."""
+
 SEARCH_SHARE = 0.5
 """Of the budget that the search may use; the rest is for simulating the best."""
 
@@ -412,7 +415,8 @@ class _Search:
             plan = self.evaluator.simulate(e)
             self.simulated.append(e)
             if plan.predicted["peak_gib"] * GIB <= self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes:
-                self.plans.append(plan)
+                near = plan.predicted["step_s"] * (1 - FILLED) < min((p.predicted["step_s"] for p in self.plans), default=math.inf)
+                self.plans.append(self.evaluator.filled(e, plan) if near and not self._is_late(1.0) else plan)
             else:
                 self.too_big.append(e)
 

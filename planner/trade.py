@@ -8,7 +8,7 @@ better one: what is left of the states is small, and the integer program on it f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from ir.errors import PlanError
 from planner.solver.elimination import solve
 from planner.solver.factors import FactorGraph
 from planner.solver.gathered import Table
-from planner.solver.reductions import Factors
+from planner.solver.marginals import Marginals
 
 Options = tuple[tuple[Table, Table], ...]
 """(seconds, bytes) of each way to have a table's states; of each entry one way is taken."""
@@ -40,15 +40,29 @@ class Trade:
 
     def at(self, price: float) -> FactorGraph:
         """One cost: seconds, and `price` seconds for each byte."""
-        unary, pairwise = (tuple(_cheapest(o, price) for o in tables) for tables in (self.unary, self.pairwise))
+        made = {id(options): _cheapest(options, price) for options in (*self.unary, *self.pairwise)}
+        unary, pairwise = (tuple(made[id(options)] for options in tables) for tables in (self.unary, self.pairwise))
         return FactorGraph(self.num_states, unary, self.edges, pairwise)
 
-    def read(self, states: Sequence[int], price: float) -> tuple[float, float]:
-        """(seconds, bytes) of an assignment whose ways are those that are cheapest at this price; of equally cheap ones the first."""
-        entries = [[(t[states[v]], b[states[v]]) for t, b in options] for v, options in enumerate(self.unary)]
-        entries += [[(t[states[a], states[b]], n[states[a], states[b]]) for t, n in options] for (a, b), options in zip(self.edges, self.pairwise, strict=True)]
-        chosen = [min(ways, key=lambda w: w[0] + price * w[1]) for ways in entries]
+    def entries(self, states: Sequence[int]) -> list[list[tuple[float, float]]]:
+        """Of each table, those of variables first, (seconds, bytes) of each way to have these states."""
+        entries = [[(t[states[v]], n[states[v]]) for t, n in options] for v, options in enumerate(self.unary)]
+        edges = zip(self.edges, self.pairwise, strict=True)
+        return entries + [[(t[states[a], states[b]], n[states[a], states[b]]) for t, n in options] for (a, b), options in edges]
+
+    def picked(self, states: Sequence[int], price: float) -> Picked:
+        """These states in the ways that are cheapest at this price; of equally cheap ones the first."""
+        every = [[t + price * n for t, n in ways] for ways in self.entries(states)]
+        return Picked(tuple(states), tuple(costs.index(min(costs)) for costs in every))
+
+    def total(self, picked: Picked) -> tuple[float, float]:
+        """(seconds, bytes)"""
+        chosen = [ways[k] for ways, k in zip(self.entries(picked.states), picked.ways, strict=True)]
         return float(sum(t for t, _ in chosen)), float(sum(n for _, n in chosen))
+
+    def read(self, states: Sequence[int], price: float) -> tuple[float, float]:
+        """(seconds, bytes) of an assignment in the ways that are cheapest at this price."""
+        return self.total(self.picked(states, price))
 
     def restricted(self, kept: Sequence[NDArray[np.intp]]) -> Trade:
         """With these states alone."""
@@ -58,6 +72,22 @@ class Trade:
             for (a, b), options in zip(self.edges, self.pairwise, strict=True)
         )
         return Trade(tuple(len(k) for k in kept), unary, self.edges, pairwise)
+
+    def part(self, variables: Sequence[int], edges: Sequence[int], bare: Collection[int] = ()) -> Trade:
+        """Of these variables and edges, numbered anew; the tables of `bare` variables are left out, their options are nothing."""
+        place = {v: i for i, v in enumerate(variables)}
+        nothing = {v: ((np.zeros(self.num_states[v]), np.zeros(self.num_states[v])),) for v in bare}
+        unary = tuple(nothing.get(v, self.unary[v]) for v in variables)
+        ends = tuple((place[a], place[b]) for a, b in (self.edges[e] for e in edges))
+        return Trade(tuple(self.num_states[v] for v in variables), unary, ends, tuple(self.pairwise[e] for e in edges))
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """A state for every variable of a trade, and for every table, those of variables first, the number of the way that is taken."""
+
+    states: tuple[int, ...]
+    ways: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +157,8 @@ def solve_within(trade: Trade, limit: float) -> Answer:
     if over is None:
         return best
     bound = over.time_s + price * (over.nbytes - limit)
-    kept = [np.flatnonzero(least - price * limit <= best.time_s * (1 + 1e-12)) for least in min_marginals(trade.at(price))]
+    marginals = Marginals.of(trade.at(price), slack=best.time_s * (1 + 1e-12) - bound)
+    kept = [marginals.near((v,)).states[:, 0] for v in range(len(trade.num_states))]
     exact = integer_within(trade.restricted(kept), limit)
     if exact is None or exact.time_s > best.time_s:
         return replace(best, bound=min(best.time_s, max(bound, exact.bound if exact else bound)))
@@ -135,21 +166,10 @@ def solve_within(trade: Trade, limit: float) -> Answer:
     return Answer(states, exact.time_s, exact.nbytes, max(bound, exact.bound), price)
 
 
-def min_marginals(graph: FactorGraph) -> list[Table]:
-    """For each variable and state the least cost of all assignments that take it: each variable kept in turn, all others eliminated."""
-    out = []
-    for v in range(len(graph.num_states)):
-        factors = Factors.of(graph)
-        factors.keep = frozenset((v,))
-        factors.eliminate_all()
-        out.append(factors.tables[(v,)].dense() + factors.constant)
-    return out
-
-
 def integer_within(trade: Trade, limit: float, seconds: float = math.inf) -> Answer | None:
     """All states, entries and ways given to HiGHS's branch and bound with one row for the bytes; None where nothing fits. The slow twin of `solve_within`.
 
-    After so many `seconds` the best that it knows, and its bound. Raises PlanError where it knows none.
+    After so many `seconds` the best that it knows, and its bound; where it knows no answer, one without states that takes for ever.
     """
     columns = _columns(trade)
     second, byte = max(float(np.abs(columns.seconds).max()), 1e-30), max(limit, 1.0)
@@ -166,6 +186,8 @@ def integer_within(trade: Trade, limit: float, seconds: float = math.inf) -> Ans
     )
     if found.status == 2:
         return None
+    if found.x is None and found.status == 1:
+        return Answer((), math.inf, 0.0, max(0.0, float(found.mip_dual_bound or 0.0) * second), 0.0)
     if found.x is None:
         raise PlanError(f"HiGHS could not solve the integer program of {len(columns.seconds)} columns: {found.message}")
     x = np.round(found.x)

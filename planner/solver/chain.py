@@ -42,7 +42,7 @@ class Chain:
     @cached_property
     def table(self) -> Table:
         """[before, after] of the whole chain; the costs of the variables at its two ends are not in it."""
-        return _product(self.block[:, self.states], self._cost, self._tail)
+        return _joined(self.block[:, self.states], self._cost, self._tail)
 
     @cached_property
     def _cost(self) -> Table:
@@ -52,7 +52,7 @@ class Chain:
     def _tail(self) -> Table:
         """From the first variable between to the end: all blocks but the first."""
         last = self.block[self.states]
-        return last if self._inner is None else _product(self._inner.table, self._cost, last)
+        return last if self._inner is None else _joined(self._inner.table, self._cost, last)
 
     @cached_property
     def _inner(self) -> Span | None:
@@ -69,7 +69,7 @@ class Chain:
         return whole
 
     def _join(self, left: Span, right: Span) -> Span:
-        return Span(_product(left.table, self._cost, right.table), left.count + right.count, left, right)
+        return Span(_joined(left.table, self._cost, right.table), left.count + right.count, left, right)
 
     def between_states(self, before: int, after: int) -> tuple[int, ...]:
         """The `count` - 1 states between the blocks on a cheapest way; of equally cheap ones the first."""
@@ -87,10 +87,14 @@ class Chain:
         return [*self._inside(span.left, before, middle), middle, *self._inside(span.right, middle, after)]
 
 
-def _product(left: Table, between: Table, right: Table) -> Table:
+def _joined(left: Table, between: Table, right: Table) -> Table:
     """The least over b of left[a, b] + between[b] + right[b, c]."""
+    return least_sum(left + between, right)
+
+
+def least_sum(left: Table, right: Table) -> Table:
+    """The least over b of left[a, b] + right[b, c]."""
     out = np.full((left.shape[0], right.shape[1]), np.inf)
-    way = left + between
-    for b in range(way.shape[1]):
-        np.minimum(out, way[:, b, None] + right[b], out=out)
+    for b in range(left.shape[1]):
+        np.minimum(out, left[:, b, None] + right[b], out=out)
     return out

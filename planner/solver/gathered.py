@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Gathered:
     @classmethod
     def of(cls, table: Table | Gathered) -> Gathered:
         """A table as it stands: every state a class of its own."""
-        return table if isinstance(table, Gathered) else cls(table, tuple(np.arange(n) for n in table.shape))
+        return table if isinstance(table, Gathered) else cls(table, tuple(map(every, table.shape)))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,13 +58,15 @@ class Gathered:
         """The entries of some states of every axis."""
         out = self.base
         for axis, (classes, chosen) in enumerate(zip(self.classes, states, strict=True)):
+            if chosen is classes and chosen is every(len(classes)):
+                continue  # each state its own class
             wanted = classes[chosen]
             if not np.array_equal(wanted, np.arange(out.shape[axis])):
                 out = out.take(wanted, axis=axis)
         return out
 
     def dense(self) -> Table:
-        return self.at(tuple(np.arange(n) for n in self.shape))
+        return self.at(tuple(map(every, self.shape)))
 
     def transpose(self, order: Sequence[int]) -> Gathered:
         return Gathered(self.base.transpose(order), tuple(self.classes[i] for i in order))
@@ -84,7 +87,7 @@ class Gathered:
     def lines(self, axis: int) -> Gathered:
         """[state of `axis`, entries]: each different entry of the other axes at least once."""
         base = np.moveaxis(self.base, axis, 0).reshape(self.base.shape[axis], -1)
-        return Gathered(base, (self.classes[axis], np.arange(base.shape[1])))
+        return Gathered(base, (self.classes[axis], every(base.shape[1])))
 
     def is_possible(self, axis: int) -> NDArray[np.bool_]:
         """Of each state of `axis` whether any of its entries is finite."""
@@ -103,14 +106,22 @@ class Gathered:
         return np.asarray(np.unique(others, return_index=True)[1][found][self.classes[axis]])
 
 
+@cache
+def every(num: int) -> Index:
+    """The numbers of so many states, one array for all that ask."""
+    found = np.arange(num)
+    found.flags.writeable = False
+    return found
+
+
 def distinct(*keys: Index) -> tuple[Index, Index]:
     """(the first of each class, the class of each) of things that are alike where all keys are.
 
     >>> [found.tolist() for found in distinct(np.array([4, 4, 1, 4]), np.array([0, 0, 0, 7]))]
     [[0, 2, 3], [0, 0, 1, 2]]
     """
-    states = np.arange(len(keys[0]))
-    if any(np.array_equal(key, states) for key in keys):
+    states = every(len(keys[0]))
+    if any(key is states or np.array_equal(key, states) for key in keys):
         return states, states
     code = keys[0]
     for key in keys[1:]:
@@ -127,7 +138,7 @@ def distinct(*keys: Index) -> tuple[Index, Index]:
 
 def least_of_classes(costs: Table, number: Index) -> Table:
     """The minimum over the states of each class along the last axis."""
-    if np.array_equal(number, np.arange(len(number))):
+    if number is every(len(number)):
         return costs
     order = np.argsort(number, kind="stable")
     starts = np.flatnonzero(np.diff(number[order], prepend=-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -60,6 +61,25 @@ def test_few_layers_and_microbatches_say_what_all_of_them_do(family: str, c: Can
         same = rows[row["axis"], row["kind"]]
         assert (same["count"], same["nbytes"]) == pytest.approx((row["count"], row["nbytes"]))
         assert same["time_s"] == pytest.approx(row["time_s"], rel=1e-3, abs=1e-9)
+
+
+def test_layers_that_are_placed_otherwise_are_no_run() -> None:
+    """Of a plan that is mixed by layers, a layer that is left out stands for those that are placed like it."""
+    model, c = MODELS["llama"], Candidate(4, 2, 1, 1, 8, "1f1b", "none")
+    asked = evaluator(model, c)
+    graph = asked.bounds.graph_of(c)
+    cheap, small = asked.plan(c), asked.plan(c, 1e6)
+    first = {n.name: n.layer <= 6 for n in graph.nodes}
+    of_tensor = {t: first[n.name] for n in graph.nodes for t in (*n.inputs, *n.outputs)}
+    plan = replace(
+        cheap, rules={n: (cheap if first[n] else small).rules[n] for n in cheap.rules},
+        hubs={t: (cheap if of_tensor[t] else small).hubs[t] for t in cheap.hubs},
+        params={t: (cheap if of_tensor[t] else small).params[t] for t in cheap.params}, reboxed=(),
+    )  # fmt: skip
+    told, whole, other = (foretell(model, COST, p, small=n) for p, n in ((plan, 0), (plan, 10**9), (small, 10**9)))
+    assert whole["peak_gib"] > 1.1 * other["peak_gib"]
+    assert told["step_s"] == pytest.approx(whole["step_s"], rel=0.01)
+    assert told["peak_gib"] == pytest.approx(whole["peak_gib"], rel=0.01)
 
 
 @pytest.mark.parametrize(("family", "c"), CASES, ids=str)

@@ -14,7 +14,7 @@ import pytest
 from ir.cluster import Cluster
 from ir.errors import DoesNotFit, PlanError
 from planner.bounds import Bounds
-from planner.candidates import candidates
+from planner.candidates import Candidate, candidates
 from planner.check import check_plan
 from planner.evaluate import Evaluator
 from planner.lower import lower, representatives
@@ -200,6 +200,25 @@ def test_the_fraction_of_the_memory_is_kept_to() -> None:
     most = found().plans[0].predicted["peak_gib"] * 2**30
     result = search(memory_fraction=0.9 * most / usable)
     assert all(p.predicted["peak_gib"] * 2**30 <= 0.9 * most for p in result.plans)
+
+
+def test_memory_that_a_price_leaves_over_is_filled_layer_by_layer() -> None:
+    model, c = llama(num_layers=8, hidden=256, head_dim=32, mlp_hidden=1024), Candidate(4, 1, 1, 8, 2, "1f1b", "selective")
+
+    def asked(usable_bytes: float) -> Evaluator:
+        cluster = small(usable_bytes)
+        return Evaluator(Bounds(model, 64, "bfloat16", CostModel(cluster)), cluster, 64, OPTIMIZERS["adamw"], {}, 0.95)
+
+    limit = 0.5 * asked(1e12).evaluate_at(c, 0.0).memory.peak_bytes
+    tight = asked(limit / 0.95)
+    e = tight.evaluate(c)
+    plan = tight.simulate(e)
+    filled = tight.filled(e, plan)
+    check_plan(model.graph(filled.microbatch, 64, "bfloat16"), filled)
+    assert plan.predicted["peak_gib"] * 2**30 < 0.95 * limit
+    assert 0.96 * limit < filled.predicted["peak_gib"] * 2**30 <= limit
+    assert filled.predicted["step_s"] < 0.97 * plan.predicted["step_s"]
+    assert tight.filled(replace(e, price=0.0), plan) is plan
 
 
 @pytest.mark.parametrize(
