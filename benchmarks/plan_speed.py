@@ -64,10 +64,11 @@ QUESTIONS = (
     Question(
         "gpt3-175b", "128xdgx-a100", 1536, 2048, 60.0,
         {
-            "tp8 pp16, NVIDIA/Megatron-LM examples/pretrain_gpt3_175B.sh": {"tp": 8, "pp": 16, "dp": 8, "mbs": 1, "recompute": "full", "schedule": "1f1b"},
+            "tp8 pp16, NVIDIA/Megatron-LM examples/pretrain_gpt3_175B.sh":
+                {"tp": 8, "pp": 16, "dp": 8, "mbs": 1, "sp": "false", "recompute": "full", "schedule": "1f1b"},
             # both published for 64 GPUs and a batch of 64 (calculon-ai/calculon validation/seqsel)
             "tp8 pp8 vpp3, all layers again, arXiv:2205.05198 table 5":
-                {"tp": 8, "pp": 8, "dp": 16, "mbs": 1, "recompute": "full", "schedule": "interleaved", "vpp": 3},
+                {"tp": 8, "pp": 8, "dp": 16, "mbs": 1, "sp": "false", "recompute": "full", "schedule": "interleaved", "vpp": 3},
             "tp8 pp8 vpp3, selective, arXiv:2205.05198 table 5":
                 {"tp": 8, "pp": 8, "dp": 16, "mbs": 1, "sp": "true", "recompute": "selective", "schedule": "interleaved", "vpp": 3},
         },
