@@ -18,14 +18,15 @@ from ir.sbp import NdSbp, S, local_shape
 from ir.units import DTYPE_BYTES
 from planner.autodiff import RECOMPUTED, backward
 from planner.frontends import load
+from planner.lower import lower
 from planner.placement import Placed, new_tables, price, search
 from planner.pricing import MeshPricing, Pricing, boxing_price
 from planner.solver.elimination import solve
 from planner.solver.polytope import integer_program
 from planner.space import Space
-from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from tests.planner.blocks import AlphaBeta, Llama, model
+from tests.plans import Layout, cluster, plan_for
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")
 
@@ -143,7 +144,7 @@ class Twin:
         return total
 
     def param(self, t: Tensor) -> float:
-        """Gradients are added up, reduced and updated with in float32; the weights go from their state to where they are held as they are read."""
+        """Gradients are added up, reduced use by use, and updated with in float32; weights go from their state to where they are held as they are read."""
         place, state = self.placed.params[t.name], wide(t)
         n = math.prod(local_shape(t.shape, place.state, self.mesh))
         k = 2  # AdamW's two moments
@@ -151,7 +152,8 @@ class Twin:
         if state.dtype != t.dtype:
             update += self.pricing.compute_s("cast", state.dtype, 0.0, 2 * n * DTYPE_BYTES[state.dtype], ())
         uses = len(self.joint.grads[t.name])
-        return self.box(state, place.grad, place.state) + update + self.box(t, place.state, place.held) + (uses - 1) * self.copy(state, place.state, 3)
+        reduced = uses * self.box(state, place.grad, place.state) + (uses - 1) * self.copy(state, place.state, 3)
+        return reduced + update + self.box(t, place.state, place.held)
 
     def adding(self) -> float:
         """Sums of the cotangents of several uses, at the hub."""
@@ -185,9 +187,24 @@ def test_time_is_the_sum_over_everything_that_is_derived(pricing: str, mesh: tup
 def test_time_of_a_narrow_model_on_a_cluster_is_that_sum_too(mesh: tuple[int, ...], m: int, recompute: tuple[int, ...], memory_price: float) -> None:
     """Weights in bfloat16, tied at both ends, gradients and states in float32; kernels by the shapes of their products."""
     graph, axes = load("gpt2", num_layers=2).graph(8, 1024, "bfloat16"), ("dp", "tp")[: len(mesh)]
-    prices = MeshPricing(CostModel(load_cluster("1x8xH100-SXM")), Mesh(axes, mesh, tuple(range(math.prod(mesh)))))
+    prices = MeshPricing(CostModel(cluster()), Mesh(axes, mesh, tuple(range(math.prod(mesh)))))
     placed = search(graph, axes, mesh, prices, num_microbatches=m, recompute=recompute, memory_price=memory_price)
     assert placed.time_s == pytest.approx(Twin(graph, axes, mesh, prices, placed, m, recompute).seconds(), rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_parameters_take_at_the_ends_of_a_step_what_its_program_says(zero: int) -> None:
+    """A matrix read at both ends is reduced for each. An addition is one launch, and one and a half in the search, which takes it for that many copies."""
+    gpt2, cost = load("gpt2", num_layers=1), CostModel(cluster())
+    plan = plan_for(gpt2, Layout(4, zero=zero, num_microbatches=2), batch=16, seq=256, dtype="bfloat16")
+    graph = gpt2.graph(8, 256, "bfloat16")
+    args = (graph, plan.axes, plan.mesh_shape, MeshPricing(cost, plan.mesh(0)))
+    placed = price(*args, rules=plan.rules, hubs=plan.hubs, params=plan.params, num_microbatches=2)
+    twin = Twin(*args, placed, 2, ())
+    once = [a for a in lower(gpt2, plan, ranks=(0,)).actors if a.clock == "step" and not any(t in a.name for t in ("norm2", *graph.outputs))]
+    assert sum(a.work.op == "add" for a in once) == 1
+    half_s = twin.pricing.local_s(0.0) / 2
+    assert sum(cost.work_s(a.work, 0) for a in once) + half_s == pytest.approx(sum(map(twin.param, graph.params)), rel=1e-9)
 
 
 def test_the_found_plan_priced_again_costs_the_same_and_no_neighbour_costs_less() -> None:
