@@ -35,19 +35,26 @@ class Question:
     published: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
 
 
-NEMO = "docs.nvidia.com/nemo-framework/user-guide/25.02/performance/performance_summary.html"
+NEMO = "NVIDIA/NeMo model_configs_h100.csv"
+"""scripts/performance/recommended_model_configs there: its rows of pre-training in bf16. Batches are of 128 (70 B), 256 (Mixtral), 512 (405 B)
+and 8,192 (DeepSeek) there; nothing runs again but the latent's projections of DeepSeek.
+"""
+
+TITAN = "pytorch/torchtitan docs/performance.md"
 
 QUESTIONS = (
     Question("gpt2", "4x8xH100-SXM", 512, 1024, 4.0, {"data parallel": {"dp": 32, "mbs": 16, "schedule": "1f1b"}}),
     Question(
         "llama-3-8b", "1x8xH100-SXM", 128, 8192, 30.0,
-        {"FSDP, selective, arXiv:2410.06511 table 1": {"dp": 8, "mbs": 1, "zero": 3, "recompute": "selective"}},
+        # arXiv:2410.06511 has the same table; microbatches are of 2 there, on cards of 96 GB
+        {f"FSDP, selective, {TITAN} table 1": {"dp": 8, "mbs": 1, "zero": 3, "recompute": "selective"}},
     ),
     Question(
         "llama-3-70b", "8x8xH100-SXM", 1024, 8192, 30.0,
         {
             f"tp4 pp4 cp2 vpp5, {NEMO}": {"tp": 4, "pp": 4, "cp": 2, "dp": 2, "mbs": 1, "schedule": "interleaved", "vpp": 5, "recompute": "selective"},
-            "FSDP, all layers again, as in arXiv:2410.06511": {"dp": 64, "mbs": 2, "zero": 3, "recompute": "full"},
+            # of 2024, 64 A100; microbatches are of 1 there, of 2 it is faster
+            f"FSDP, all layers again, as in {TITAN}": {"dp": 64, "mbs": 2, "zero": 3, "recompute": "full"},
         },
     ),
     Question(
@@ -57,17 +64,28 @@ QUESTIONS = (
     Question(
         "gpt3-175b", "128xdgx-a100", 1536, 2048, 60.0,
         {
-            "tp8 pp16, arXiv:2104.04473 table 1": {"tp": 8, "pp": 16, "dp": 8, "mbs": 1, "recompute": "full", "schedule": "1f1b"},
-            "tp8 pp16 interleaved, arXiv:2205.05198": {"tp": 8, "pp": 16, "dp": 8, "mbs": 1, "sp": "true", "schedule": "interleaved", "vpp": 3},
+            "tp8 pp16, NVIDIA/Megatron-LM examples/pretrain_gpt3_175B.sh":
+                {"tp": 8, "pp": 16, "dp": 8, "mbs": 1, "sp": "false", "recompute": "full", "schedule": "1f1b"},
+            # both published for 64 GPUs and a batch of 64 (calculon-ai/calculon validation/seqsel)
+            "tp8 pp8 vpp3, all layers again, arXiv:2205.05198 table 5":
+                {"tp": 8, "pp": 8, "dp": 16, "mbs": 1, "sp": "false", "recompute": "full", "schedule": "interleaved", "vpp": 3},
+            "tp8 pp8 vpp3, selective, arXiv:2205.05198 table 5":
+                {"tp": 8, "pp": 8, "dp": 16, "mbs": 1, "sp": "true", "recompute": "selective", "schedule": "interleaved", "vpp": 3},
         },
     ),
     Question(
         "llama-3-405b", "64x8xH100-SXM", 512, 8192, 60.0,
-        {"tp8 pp16 interleaved, as in arXiv:2407.21783 table 4": {"tp": 8, "pp": 16, "dp": 4, "mbs": 1, "schedule": "interleaved", "vpp": 4}},
+        {
+            # published for 8,192 and 16,384 GPUs (the table as in glennklockwood.com/garden/llama-3.1); four stages a rank (from memory)
+            "tp8 pp16 interleaved, as in arXiv:2407.21783 table 4": {"tp": 8, "pp": 16, "dp": 4, "mbs": 1, "schedule": "interleaved", "vpp": 4},
+            # published for 1,024 GPUs
+            f"tp8 pp8 cp2 vpp8, {NEMO}": {"tp": 8, "pp": 8, "cp": 2, "dp": 4, "mbs": 1, "schedule": "interleaved", "vpp": 8, "recompute": "selective"},
+        },
     ),
     Question(
+        # the same layout: docs.nvidia.com/nemo/megatron-bridge, bridge.recipes.deepseek.h100.deepseek_v3
         "deepseek-v3", "128x8xH100-SXM", 4096, 4096, 60.0,
-        {"tp2 pp16 ep64, docs.nvidia.com/nemo/megatron-bridge": {"tp": 2, "pp": 16, "ep": 64, "mbs": 1, "recompute": "selective", "schedule": "1f1b"}},
+        {f"tp2 pp16 ep64, {NEMO}": {"tp": 2, "pp": 16, "ep": 64, "mbs": 1, "recompute": "selective", "schedule": "1f1b"}},
     ),
 )  # fmt: skip
 

@@ -337,7 +337,7 @@ class Problem:
         return found
 
     def param_alone(self, tensor: str) -> Cost:
-        """Of a parameter: once a step, adding the gradients of several uses, and the price of what stays."""
+        """Of a parameter: once a step, reducing the gradient of each use and adding them, and the price of what stays."""
         choice = self.choices[self.number["param", tensor]]
         num_uses = self.num_gradients(tensor)
         charge = self.terms.state_charge(self.layers[self.number["param", tensor]])
@@ -347,7 +347,8 @@ class Problem:
             assert isinstance(cls, ParamClass)
             adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
-            self.made[key] = Cost.of((charge, 1.0), self.terms.exposed * cls.boxing_s[rows] + cls.update_s[rows] + adding, kept)
+            boxing = num_uses * cls.reduce_s[rows] + cls.gather_s[rows]
+            self.made[key] = Cost.of((charge, 1.0), self.terms.exposed * boxing + cls.update_s[rows] + adding, kept)
         found: Cost = self.made[key]
         return found
 

@@ -145,8 +145,8 @@ class HubClass:
 class ParamClass:
     """All parameters that are alike; a state is a triple (state, held, grad) for each axis.
 
-    Once a step: `boxing_s` brings grad -> state and state -> held, `update_s` updates. `params`, `optimizer`: bytes that stay on a rank. Gradients accumulate,
-    and are brought to the state, as wide as the state: placements in `wide`.
+    Once a step: `reduce_s` brings grad -> state for each use, `gather_s` state -> held, `update_s` updates. `params`, `optimizer`: bytes that stay on a rank.
+    Gradients accumulate, and are brought to the state, as wide as the state: placements in `wide`.
     """
 
     boxes: Boxes
@@ -155,7 +155,8 @@ class ParamClass:
     state: Index
     held: Index
     grad: Index
-    boxing_s: Table
+    reduce_s: Table
+    gather_s: Table
     update_s: Table
     params: Table
     optimizer: Table
@@ -317,7 +318,7 @@ class Tables:
         states = tuple(nd for nd in itertools.product(one, repeat=len(self.axes)) if self.even(tensor.shape, tuple(t[0] for t in nd), uneven_dims))
         held = boxes.of(tuple(t[0] for t in nd) for nd in states)
         nothing = np.zeros(len(states))
-        return ParamClass(boxes, boxes, states, held, held, held, nothing, nothing, boxes.nbytes[held], nothing)
+        return ParamClass(boxes, boxes, states, held, held, held, nothing, nothing, nothing, boxes.nbytes[held], nothing)
 
     def _param(self, tensor: Tensor, uneven_dims: frozenset[int], update: Update) -> ParamClass:
         boxes, wide = self.boxes(tensor), self.boxes(replace(tensor, dtype=state_dtype(tensor.dtype)))
@@ -335,8 +336,8 @@ class Tables:
             kept[i] = sum(self._local_bytes(t, place) for t, place in zip(update.states, places, strict=True))
         kept += wide.nbytes * (wide is not boxes)
         return ParamClass(
-            boxes, wide, states, state, held, grad, wide.cost[grad, state] + boxes.cost[state, held], updating[state], boxes.nbytes[state] + apart, kept[state]
-        )
+            boxes, wide, states, state, held, grad, wide.cost[grad, state], boxes.cost[state, held], updating[state], boxes.nbytes[state] + apart, kept[state],
+        )  # fmt: skip
 
     def _legal_states(self, tensor: Tensor, uneven_dims: frozenset[int], update: Update) -> frozenset[NdSbp]:
         """Where the optimizer's states may lie."""

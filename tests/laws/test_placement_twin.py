@@ -11,19 +11,29 @@ import pytest
 from ir.boxing import chain
 from ir.errors import PlanError
 from ir.graph import Graph, Node, Tensor
+from ir.mesh import Mesh
 from ir.op import Op, Rule, nd_placements
 from ir.ops import catalogue
 from ir.sbp import NdSbp, S, local_shape
 from ir.units import DTYPE_BYTES
 from planner.autodiff import RECOMPUTED, backward
+from planner.frontends import load
+from planner.lower import lower
 from planner.placement import Placed, new_tables, price, search
-from planner.pricing import Pricing, boxing_price
+from planner.pricing import MeshPricing, Pricing, boxing_price
 from planner.solver.elimination import solve
 from planner.solver.polytope import integer_program
 from planner.space import Space
+from simulator.cost import CostModel
 from tests.planner.blocks import AlphaBeta, Llama, model
+from tests.plans import Layout, cluster, plan_for
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")
+
+
+def wide(t: Tensor) -> Tensor:
+    """A parameter's gradient, master copy and optimizer states: float32 at least."""
+    return replace(t, dtype="float32") if DTYPE_BYTES[t.dtype] < DTYPE_BYTES["float32"] else t
 
 
 class Twin:
@@ -50,7 +60,8 @@ class Twin:
             parts = tuple(k if r == Rule("split", label) else 1 for r, k in zip(rules, self.mesh, strict=True))
             sizes[label] = local_shape((n,), (S(0),) * len(parts), parts)[0]
         ins, outs = op.elements_of(sizes)
-        return self.pricing.compute_s(op.name, dtype, op.flops_of(sizes, attrs), (sum(ins) + sum(outs)) * DTYPE_BYTES[dtype], op.gemm_of(sizes))
+        num_moved = op.moves(sizes, attrs) if op.moves else sum(ins) + sum(outs)
+        return self.pricing.compute_s(op.name, dtype, op.flops_of(sizes, attrs), num_moved * DTYPE_BYTES[dtype], op.gemm_of(sizes, attrs))
 
     def seconds(self) -> float:
         each = sum(self.forward(n) for n in self.graph.nodes) + sum(self.gradient(n) for n in self.joint.graph.nodes if n.phase in ("I", "W"))
@@ -127,18 +138,22 @@ class Twin:
             target = self.graph.tensors[self.joint.stands_for[t]]
             if target.role == "param":
                 grad = self.placed.params[target.name].grad
-                total += self.box(target, nd, grad) + (self.copy(target, grad) if nd != grad else 0.0)
+                total += self.box(target, nd, grad) + (self.copy(wide(target), grad) if nd != grad else 0.0)
             elif target.role == "value":
                 total += self.box(target, nd, self.placed.hubs[target.name].cotangent)
         return total
 
     def param(self, t: Tensor) -> float:
-        place = self.placed.params[t.name]
+        """Gradients are added up, reduced use by use, and updated with in float32; weights go from their state to where they are held as they are read."""
+        place, state = self.placed.params[t.name], wide(t)
         n = math.prod(local_shape(t.shape, place.state, self.mesh))
         k = 2  # AdamW's two moments
-        update = self.pricing.compute_s("adamw", t.dtype, 15.0 * n, (2 + k + 1 + k) * n * DTYPE_BYTES[t.dtype] + 4, ())
+        update = self.pricing.compute_s("adamw", state.dtype, 15.0 * n, (2 + k + 1 + k) * n * DTYPE_BYTES[state.dtype] + DTYPE_BYTES[state.dtype], ())
+        if state.dtype != t.dtype:
+            update += self.pricing.compute_s("cast", state.dtype, 0.0, 2 * n * DTYPE_BYTES[state.dtype], ())
         uses = len(self.joint.grads[t.name])
-        return self.box(t, place.grad, place.state) + update + self.box(t, place.state, place.held) + (uses - 1) * self.copy(t, place.state, 3)
+        reduced = uses * self.box(state, place.grad, place.state) + (uses - 1) * self.copy(state, place.state, 3)
+        return reduced + update + self.box(t, place.state, place.held)
 
     def adding(self) -> float:
         """Sums of the cotangents of several uses, at the hub."""
@@ -165,6 +180,31 @@ def test_time_is_the_sum_over_everything_that_is_derived(pricing: str, mesh: tup
     twin = Twin(graph, axes, mesh, prices, placed, m, recompute).seconds()
     assert placed.time_s == pytest.approx(twin, rel=1e-9)
     assert placed.cost_s == pytest.approx(placed.time_s + memory_price * sum(placed.nbytes.values()), rel=1e-9)
+
+
+@pytest.mark.parametrize("memory_price", [0.0, 1e-9])
+@pytest.mark.parametrize(("mesh", "m", "recompute"), [((4,), 1, ()), ((2, 2), 3, ()), ((2, 4), 2, (1,))])
+def test_time_of_a_narrow_model_on_a_cluster_is_that_sum_too(mesh: tuple[int, ...], m: int, recompute: tuple[int, ...], memory_price: float) -> None:
+    """Weights in bfloat16, tied at both ends, gradients and states in float32; kernels by the shapes of their products."""
+    graph, axes = load("gpt2", num_layers=2).graph(8, 1024, "bfloat16"), ("dp", "tp")[: len(mesh)]
+    prices = MeshPricing(CostModel(cluster()), Mesh(axes, mesh, tuple(range(math.prod(mesh)))))
+    placed = search(graph, axes, mesh, prices, num_microbatches=m, recompute=recompute, memory_price=memory_price)
+    assert placed.time_s == pytest.approx(Twin(graph, axes, mesh, prices, placed, m, recompute).seconds(), rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_parameters_take_at_the_ends_of_a_step_what_its_program_says(zero: int) -> None:
+    """A matrix read at both ends is reduced for each. An addition is one launch, and one and a half in the search, which takes it for that many copies."""
+    gpt2, cost = load("gpt2", num_layers=1), CostModel(cluster())
+    plan = plan_for(gpt2, Layout(4, zero=zero, num_microbatches=2), batch=16, seq=256, dtype="bfloat16")
+    graph = gpt2.graph(8, 256, "bfloat16")
+    args = (graph, plan.axes, plan.mesh_shape, MeshPricing(cost, plan.mesh(0)))
+    placed = price(*args, rules=plan.rules, hubs=plan.hubs, params=plan.params, num_microbatches=2)
+    twin = Twin(*args, placed, 2, ())
+    once = [a for a in lower(gpt2, plan, ranks=(0,)).actors if a.clock == "step" and not any(t in a.name for t in ("norm2", *graph.outputs))]
+    assert sum(a.work.op == "add" for a in once) == 1
+    half_s = twin.pricing.local_s(0.0) / 2
+    assert sum(cost.work_s(a.work, 0) for a in once) + half_s == pytest.approx(sum(map(twin.param, graph.params)), rel=1e-9)
 
 
 def test_the_found_plan_priced_again_costs_the_same_and_no_neighbour_costs_less() -> None:
