@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ir.errors import PlanError
 from ir.plan import Plan
 from ir.sbp import NdSbp, format_nd
 from ir.units import seconds
+from planner.orders import orders_of
 from planner.words import pattern
 
 
@@ -23,6 +24,17 @@ class Difference:
     of: int
     mine: str
     theirs: str
+
+
+def decide_alike(mine: Plan, theirs: Plan) -> bool:
+    """Whether both do the same, whatever their schedules are called and however they were found."""
+    return _bare(mine) == _bare(theirs) and orders_of(mine) == orders_of(theirs)
+
+
+def _bare(plan: Plan) -> Plan:
+    """The plan without what informs only, without the name of its schedule, and with sets in one order."""
+    again, reboxed = tuple(sorted(plan.recompute, key=str)), tuple(sorted(plan.reboxed))
+    return replace(plan.squeezed(), schedule="", orders=(), layout={}, predicted={}, recompute=again, reboxed=reboxed)
 
 
 def differences(mine: Plan, theirs: Plan) -> tuple[Difference, ...]:

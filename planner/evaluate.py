@@ -285,7 +285,8 @@ class Evaluator:
             return plan
         worth = e.price * self.bounds.lower_bound_s(c) / self.cluster.devices[0].usable_bytes
         selective = c.recompute == "selective"
-        limit = sum(self._whole(c, partial(search, memory_price=worth), decides_reruns(c, e.price), e.exposed).nbytes.values()) + room
+        least = sum(self._whole(c, partial(search, memory_price=worth), decides_reruns(c, e.price), e.exposed).nbytes.values())
+        limit = least + room
         for _ in range(FILLINGS):
             placed = self._whole(c, partial(_placed_within, limit_bytes=limit, good_gap=GOOD_FILLING), selective, e.exposed)
             found = self._foretold(e, self._planned(c, placed, e.orders))
@@ -293,6 +294,8 @@ class Evaluator:
             if over <= 0:
                 return min(plan, found, key=lambda p: float(p.predicted["step_s"]))
             limit -= over
+            if limit <= least:
+                break
         return plan
 
     def space(self, graph: Graph, mesh: Mesh, context: str = "") -> Space:

@@ -32,11 +32,18 @@ def why(plan: Plan, plans: Sequence[Plan]) -> str:
     mine, best = plan.predicted, plans[0].predicted
     told = f"{binds(mine)}; {nbytes(mine['peak_gib'] * GIB)}{_in_chunks(mine)}"
     if plan is not plans[0]:
-        return f"{told}; {mine['step_s'] / best['step_s'] - 1:.1%} slower than the first: {largest_difference(mine, best)}"
+        return f"{told}; {_beside(mine, best, ' than the first')}"
     if len(plans) > 1:
-        second = plans[1].predicted
-        return f"{told}; the next is {second['step_s'] / mine['step_s'] - 1:.1%} slower: {largest_difference(second, mine)}"
+        return f"{told}; the next is {_beside(plans[1].predicted, mine)}"
     return told
+
+
+def _beside(this: Mapping[str, Any], other: Mapping[str, Any], than: str = "") -> str:
+    """How much slower and in what; one that is told behind a slower one is so for its memory."""
+    more = this["step_s"] / other["step_s"] - 1
+    if more < 0:
+        return f"{-more:.1%} faster{than}, but its memory is tight"
+    return f"{more:.1%} slower{than}: {largest_difference(this, other)}"
 
 
 def _in_chunks(predicted: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from ir.plan import Plan
 from ir.units import GIB, dtype_name, nbytes
 from planner.bounds import Bounds
 from planner.candidates import Candidate, bases, fix_stages, parse_fix, variants, whole_variants, why_none
+from planner.compare import decide_alike
 from planner.evaluate import Evaluated, Evaluator
 from planner.foretell import SMALL
 from planner.frontends.model import Model
@@ -34,6 +35,7 @@ from planner.optimizers import with_defaults
 from planner.reasons import advice, why
 from planner.ways_out import ways_out
 from simulator.cost import CostModel
+from simulator.memory import SAFE_FRACTION
 
 NEAR = 1.15
 """A candidate whose lower bound is this many times the best estimate is not worth placing, even where the list of plans could be longer."""
@@ -46,6 +48,9 @@ TOO_BIG = 1.5
 
 FILLED = 0.02
 """Share of a step that placing layer by layer for the memory that is left over is taken to save at most."""
+
+RISK = 0.02
+"""Share of a step by which a plan whose memory is tight must be faster to be told before one that fits."""
 
 SEARCH_SHARE = 0.5
 """Of the budget that the search may use; the rest is for simulating the best."""
@@ -142,6 +147,11 @@ def _evaluator(
 def _ordered(evaluator: Evaluator, space: Iterable[Candidate]) -> list[Candidate]:
     """The most promising first."""
     return sorted(space, key=lambda c: (evaluator.sketches.step_s(c), str(c)))
+
+
+def _by_worth(plan: Plan) -> tuple[float, str]:
+    step_s: float = plan.predicted["step_s"]
+    return step_s * (1 + RISK * (plan.predicted["fits"] == "tight")), str(plan.layout)
 
 
 def _by_estimate(e: Evaluated) -> tuple[float, str]:
@@ -416,12 +426,29 @@ class _Search:
             self.simulated.append(e)
             if plan.predicted["peak_gib"] * GIB <= self.evaluator.memory_fraction * self.evaluator.cluster.devices[0].usable_bytes:
                 near = plan.predicted["step_s"] * (1 - FILLED) < min((p.predicted["step_s"] for p in self.plans), default=math.inf)
-                self.plans.append(self.evaluator.filled(e, plan) if near and not self._is_late(1.0) else plan)
+                self._keep(self.evaluator.filled(e, plan) if near and not self._is_late(1.0) else plan)
+                self._keep_safe(e)
             else:
                 self.too_big.append(e)
 
+    def _keep(self, plan: Plan) -> None:
+        """Keeps a plan, once: candidates at other prices of memory or under other names may come to the same."""
+        if not any(decide_alike(plan, p) for p in self.plans):
+            self.plans.append(plan)
+
+    def _keep_safe(self, e: Evaluated) -> None:
+        """Where the fastest plan is tight, this candidate once more within the share of the memory that is safe to fill."""
+        if self.interrupted or self._is_late(1.0) or min(self.plans, key=_by_worth).predicted["fits"] != "tight":
+            return
+        safe = replace(self.evaluator, memory_fraction=SAFE_FRACTION)
+        this = e if e.fits(SAFE_FRACTION) else safe.evaluate(e.candidate, self._best_s(), above=e.price)
+        if this.fits(SAFE_FRACTION):
+            plan = safe.simulate(this)
+            if plan.predicted["fits"] == "yes":
+                self._keep(safe.filled(this, plan))
+
     def _result(self) -> Result:
-        best = sorted(self.plans, key=lambda p: (p.predicted["step_s"], str(p.layout)))[: self.top]
+        best = sorted(self.plans, key=_by_worth)[: self.top]
         step_s = best[0].predicted["step_s"]
         rest = [e.floor_s for e in self.found if e not in self.simulated]
         floor_s = min([*rest, *self.beaten, *self.left_out], default=math.inf)

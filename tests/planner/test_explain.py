@@ -11,9 +11,10 @@ import pytest
 from ir.errors import InputError, PlanError
 from ir.op import Rule
 from ir.plan import Plan
-from planner.compare import differences
+from planner.compare import decide_alike, differences
 from planner.explain import Explanation, explain
 from planner.lower import lower, representatives
+from planner.orders import orders_of, rows_of
 from planner.reasons import PARTS, binds, largest_difference, why
 from planner.reshards import reshards
 from planner.search import plan as search
@@ -115,6 +116,15 @@ def test_reasons_in_a_ranked_list() -> None:
     assert why(first, [first]) == "compute: 70% of the step; 1.25 GiB"
     assert why(first, [first, second]) == "compute: 70% of the step; 1.25 GiB; the next is 50.0% slower: 750 ms more communication that nothing hides"
     assert why(second, [first, second]).endswith("; 50.0% slower than the first: 750 ms more communication that nothing hides")
+
+
+def test_plans_decide_alike_whatever_their_schedules_are_called() -> None:
+    one = search(MODEL, CLUSTER, batch=8, seq=SEQ, top=1, fix={"pp": 2, "dp": 2, "mbs": 1, "schedule": "1f1b"}).plans[0]
+    spelt = replace(one, schedule="table", orders=rows_of(orders_of(one)), layout={}, predicted={})
+    assert decide_alike(one, spelt)
+    assert not decide_alike(one, replace(one, schedule="gpipe"))
+    assert not decide_alike(one, replace(one, recompute=(1,)))
+    assert not decide_alike(one, replace(one, params=dict(list(one.params.items())[1:])))
 
 
 def test_a_plan_of_another_model_is_refused(best: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from ir.errors import DoesNotFit, PlanError
 from planner.bounds import Bounds
 from planner.candidates import Candidate, candidates
 from planner.check import check_plan
+from planner.compare import decide_alike
 from planner.evaluate import Evaluator
 from planner.lower import lower, representatives
 from planner.optimizers import OPTIMIZERS
-from planner.search import PATIENCE, STUBBORN, Result, evaluate_fixed, plan
+from planner.search import PATIENCE, RISK, STUBBORN, Result, _by_worth, evaluate_fixed, plan
 from simulator.clusters import load_cluster
 from simulator.cost import CostModel
 from simulator.engine import simulate
@@ -209,7 +211,7 @@ def test_memory_that_a_price_leaves_over_is_filled_layer_by_layer() -> None:
         cluster = small(usable_bytes)
         return Evaluator(Bounds(model, 64, "bfloat16", CostModel(cluster)), cluster, 64, OPTIMIZERS["adamw"], {}, 0.95)
 
-    limit = 0.5 * asked(1e12).evaluate_at(c, 0.0).memory.peak_bytes
+    limit = 0.55 * asked(1e12).evaluate_at(c, 0.0).memory.peak_bytes
     tight = asked(limit / 0.95)
     e = tight.evaluate(c)
     plan = tight.simulate(e)
@@ -219,6 +221,29 @@ def test_memory_that_a_price_leaves_over_is_filled_layer_by_layer() -> None:
     assert 0.96 * limit < filled.predicted["peak_gib"] * 2**30 <= limit
     assert filled.predicted["step_s"] < 0.97 * plan.predicted["step_s"]
     assert tight.filled(replace(e, price=0.0), plan) is plan
+
+
+def test_where_no_placement_is_small_enough_to_be_filled_up_the_plan_stays() -> None:
+    most = found().plans[0].predicted["peak_gib"] * 2**30
+    assert search(small(0.7 * most), fix={"pp": 1, "mbs": 8}).plans
+
+
+def test_what_decides_the_same_is_told_once() -> None:
+    """Nothing run again, and what a price of memory leaves to run again, may come to the same plan."""
+    most = found().plans[0].predicted["peak_gib"] * 2**30
+    plans = search(small(1.5 * most), fix={"pp": 1, "tp": 2, "mbs": 4}).plans
+    assert [p.layout["recompute"] for p in plans] == ["none", "full"]
+    assert not any(decide_alike(a, b) for a, b in itertools.combinations(plans, 2))
+
+
+def test_a_plan_that_fits_is_told_before_one_that_is_tight_and_hardly_faster() -> None:
+    most = found().plans[0].predicted["peak_gib"] * 2**30
+    first, second = search(small(most), memory_fraction=1.0, fix={"dp": 4, "mbs": 2}, top=2).plans
+    assert (first.predicted["fits"], second.predicted["fits"]) == ("yes", "tight")
+    assert second.predicted["step_s"] < first.predicted["step_s"] < second.predicted["step_s"] * (1 + RISK)
+    assert first.predicted["why"].endswith("faster, but its memory is tight")
+    faster = replace(second, predicted={**second.predicted, "step_s": 0.99 * first.predicted["step_s"] / (1 + RISK)})
+    assert sorted((first, second, faster), key=_by_worth) == [faster, first, second]
 
 
 @pytest.mark.parametrize(
