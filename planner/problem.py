@@ -279,7 +279,7 @@ class Problem:
         once = m * shown * boxes.cost[np.ix_(source, places)]
         backward: Table | float = 0.0
         if self.facts.node[n.name].carries[i]:
-            backward = m * (shown * boxes.cost[np.ix_(cotangents, target)].T + _accumulating(other, target, cotangents))
+            backward = m * shown * boxes.cost[np.ix_(cotangents, target)].T + _accumulating(other, target, cotangents, m)
         made: dict[tuple[str, int], Cost] = {}
         for use in (self._use(n, i, hub, node) for hub in other.ways for node in choice.ways):
             if use not in made:
@@ -424,12 +424,13 @@ def _ends(choice: Choice) -> tuple[Index, Index, Index]:
     return cls.held[rows], cls.grad[rows], cls.held[rows]
 
 
-def _accumulating(choice: Choice, grad: Index, cotangents: Index) -> Table | float:
-    """[accumulator, cotangent]: seconds to add a boxed gradient into its accumulator; the kernel does it where its output lies as the accumulator does."""
+def _accumulating(choice: Choice, grad: Index, cotangents: Index, num_microbatches: int) -> Table | float:
+    """[accumulator, cotangent]: seconds of a step to add gradients to those of earlier microbatches, and to bring there what no kernel writes there."""
     cls = choice.cls
     if not isinstance(cls, ParamClass):
         return 0.0
-    return np.where(grad[:, None] == cotangents[None, :], 0.0, cls.wide.local_s[grad][:, None])
+    copy_s = cls.wide.local_s[grad][:, None]
+    return np.where(grad[:, None] == cotangents[None, :], 0.0, num_microbatches * copy_s) + 1.5 * (num_microbatches - 1) * copy_s
 
 
 def _consumer(

@@ -139,6 +139,7 @@ class Twin:
             if target.role == "param":
                 grad = self.placed.params[target.name].grad
                 total += self.box(target, nd, grad) + (self.copy(wide(target), grad) if nd != grad else 0.0)
+                total += (self.m - 1) / self.m * self.copy(wide(target), grad, 3)  # every microbatch but the first adds
             elif target.role == "value":
                 total += self.box(target, nd, self.placed.hubs[target.name].cotangent)
         return total
