@@ -80,13 +80,14 @@ class Gathered:
 
     def diagonal(self, axis: int, image: Index, other: int) -> Gathered:
         """Without `axis`, whose state is `image` of the state of `other`."""
-        base = np.moveaxis(self.base, (axis, other), (-2, -1))[..., self.classes[axis][image], self.classes[other]]
+        rest = [i for i in range(self.base.ndim) if i not in (axis, other)]
+        base = self.base.transpose(*rest, axis, other)[..., self.classes[axis][image], self.classes[other]]
         left = [np.arange(len(image)) if i == other else c for i, c in enumerate(self.classes) if i != axis]
-        return Gathered(np.moveaxis(base, -1, other - (axis < other)), tuple(left))
+        return Gathered(np.moveaxis(base, -1, other - (axis < other)) if rest else base, tuple(left))
 
     def lines(self, axis: int) -> Gathered:
         """[state of `axis`, entries]: each different entry of the other axes at least once."""
-        base = np.moveaxis(self.base, axis, 0).reshape(self.base.shape[axis], -1)
+        base = self.base.swapaxes(0, axis).reshape(self.base.shape[axis], -1)
         return Gathered(base, (self.classes[axis], every(base.shape[1])))
 
     def is_possible(self, axis: int) -> NDArray[np.bool_]:

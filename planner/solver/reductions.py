@@ -298,7 +298,7 @@ def _minimum(scopes: Sequence[Scope], tables: Sequence[Gathered], around: Scope)
     if len(around) == 1:
         return Gathered(np.asarray(sum(parts, start=alone).min(axis=-1)), classes)
     parts = _without_twins([*parts, alone.reshape((1,) * len(around) + alone.shape)], [t.classes[-1][first] for _, t in joint], shape)
-    slices = [np.ascontiguousarray(np.moveaxis(part, -1, 0)) for part in parts]
+    slices = [np.ascontiguousarray(part.transpose(-1, *range(part.ndim - 1))) for part in parts]
     best = np.full(shape, np.inf)
     total = np.empty(shape)
     for i in range(parts[0].shape[-1]):
