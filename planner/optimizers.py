@@ -61,9 +61,12 @@ SMALLEST_SHARE = 4
 """A last dim without a divisor of at least this part of a block keeps states of full width: the scales would take more than the codes save."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Update:
-    """The update of a parameter of this shape. `ops`: with `...` written out; `sizes`: of every label of all of them; `dtype`: of the parameter."""
+    """The update of all parameters of one shape and kind; `update_of` makes it once.
+
+    `ops`: with `...` written out; `sizes`: of every label of all of them; `dtype`: of the parameter.
+    """
 
     ops: tuple[Op, ...]
     sizes: Mapping[str, int]

@@ -64,19 +64,16 @@ def num_slots(update: Update, place: NdSbp, mesh_shape: Sequence[int]) -> int:
 
 def bundles(params: Sequence[tuple[str, Update, NdSbp]], groups: Sequence[Hashable], mesh_shape: Sequence[int]) -> tuple[Bundle, ...]:
     """All parameters, those of a group (any hashable) together where they are equal; in the order in which their last members come."""
-    waiting: dict[Hashable, list[str]] = {}
-    sizes: dict[Hashable, tuple[Update, NdSbp, int]] = {}
+    waiting: dict[tuple[Hashable, Update, NdSbp, int], list[str]] = {}
     found: list[Bundle] = []
     for (name, update, place), group in zip(params, groups, strict=True):
-        key = (group, id(update), place)
-        if key not in sizes:
-            sizes[key] = update, place, num_slots(update, place, mesh_shape)
-        members = waiting.setdefault(key, [])
+        slots = num_slots(update, place, mesh_shape)
+        members = waiting.setdefault((group, update, place, slots), [])
         members.append(name)
-        if len(members) == sizes[key][2]:
-            found.append(Bundle(tuple(members), *sizes[key]))
+        if len(members) == slots:
+            found.append(Bundle(tuple(members), update, place, slots))
             members.clear()
-    rest = [Bundle(tuple(members), *sizes[key]) for key, members in waiting.items() if members]
+    rest = [Bundle(tuple(members), update, place, slots) for (_, update, place, slots), members in waiting.items() if members]
     return (*found, *_dealt(rest))
 
 

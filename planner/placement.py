@@ -9,7 +9,8 @@ that they have in common is counted for each.
 * producer -> hub: box(out -> value) + box(cotangent -> need(out)); hub -> consumer: box(value -> in) + box(cot -> cotangent).
 * Inputs and constants are read by every consumer as it wants them; loading costs a local copy.
 * A parameter: once a step grad -> state for each use, update, state -> held; each microbatch held -> in (again in the backward where the gradient reads it: a
-  boxed copy is never kept) and cotangent -> grad, added there by a copy of its own unless the kernel writes where the gradient accumulates.
+  boxed copy is never kept) and cotangent -> grad, brought there by a copy of its own unless the kernel writes where the gradient accumulates, and added to
+  those of the microbatches before.
 * A value that a gradient operator reads is kept from forward to backward, `in_flight` times: at its hub, or where the placement of the reader differs, as
   the cheaper of the boxed copy and boxing again. A tensor with several readers pays its hub once; one with a single reader pays for what it keeps.
 * A recomputed layer keeps what enters it, and runs and boxes again what its gradients depend on.

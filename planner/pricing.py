@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ir.boxing import LOCAL, Link, Price, Step, axis_sets
+from ir.boxing import LOCAL, Link, axis_sets
 from ir.cluster import Cluster
 from ir.mesh import JOINED, Mesh
 from ir.op import Attrs, Op, Sizes
-from ir.sbp import NdSbp, local_shape
 
 
 class Pricing(Protocol):
@@ -85,22 +84,6 @@ TIE_COLLECTIVE_S = 1e-17
 TIE_KEPT_S = 1e-27
 """What decides between placements of equal cost: bytes moved, then collectives, then bytes kept, then the order of states. A millionth of a millionth of what a
 byte on a link, a launch or a byte of memory costs, so that no two costs change places by it."""
-
-
-def boxing_price(pricing: Pricing, axes: Sequence[str], mesh_shape: Sequence[int], shape: Sequence[int], itemsize: int) -> Price:
-    """The price of one boxing step of a tensor, for `ir.boxing.chain`; what the search charges is the sum over the chain."""
-
-    sizes: dict[NdSbp, int] = {}
-
-    def held(nd: NdSbp) -> int:
-        if nd not in sizes:
-            sizes[nd] = math.prod(local_shape(shape, nd, mesh_shape)) * itemsize
-        return sizes[nd]
-
-    def price(step: Step) -> float:
-        return step_price(pricing, step.over(axes), step.kind, held(step.src), held(step.dst))
-
-    return price
 
 
 def step_price(pricing: Pricing, axis: str, kind: str, read: float, written: float) -> float:

@@ -324,7 +324,7 @@ class Problem:
             assert isinstance(cls, HubClass)
             value, cotangent, common = (table[choice.rows] for table in (cls.value, cls.cotangent, cls.common))
             once = m * cls.boxes.cost[value, common]
-            adding = 1.5 * m * num_adds * cls.boxes.local_s[cotangent]
+            adding = m * num_adds * cls.boxes.added_s[cotangent]
 
             def cost(way: str) -> Cost:
                 pays = enters or (paid and way in ("", KEPT))
@@ -345,7 +345,7 @@ class Problem:
         if key not in self.made:
             cls, rows = choice.cls, choice.rows
             assert isinstance(cls, ParamClass)
-            adding = 1.5 * cls.wide.local_s[cls.state[rows]] * max(0, num_uses - 1)
+            adding = cls.wide.added_s[cls.state[rows]] * max(0, num_uses - 1)
             kept = (cls.params + cls.grads(num_uses) + cls.optimizer)[rows]
             boxing = num_uses * cls.reduce_s[rows] + cls.gather_s[rows]
             self.made[key] = Cost.of((charge, 1.0), self.terms.exposed * boxing + cls.update_s[rows] + adding, kept)
@@ -429,8 +429,8 @@ def _accumulating(choice: Choice, grad: Index, cotangents: Index, num_microbatch
     cls = choice.cls
     if not isinstance(cls, ParamClass):
         return 0.0
-    copy_s = cls.wide.local_s[grad][:, None]
-    return np.where(grad[:, None] == cotangents[None, :], 0.0, num_microbatches * copy_s) + 1.5 * (num_microbatches - 1) * copy_s
+    is_there = grad[:, None] == cotangents[None, :]
+    return np.where(is_there, 0.0, num_microbatches * cls.wide.local_s[grad][:, None]) + (num_microbatches - 1) * cls.wide.added_s[grad][:, None]
 
 
 def _consumer(

@@ -64,6 +64,11 @@ class Boxes:
         """Seconds to read and write a local copy once each."""
         return np.array([self.pricing.local_s(2 * n) for n in self.nbytes])
 
+    @property
+    def added_s(self) -> Table:
+        """Seconds to add one local copy to another: two reads and a write, one and a half times what a copy takes."""
+        return 1.5 * self.local_s
+
     @cached_property
     def cost(self) -> Table:
         """[src, dst]: what `ir.boxing.chain` costs under the same price; inf where there is no way.

@@ -20,12 +20,12 @@ from planner.autodiff import RECOMPUTED, backward
 from planner.frontends import load
 from planner.lower import lower
 from planner.placement import Placed, new_tables, price, search
-from planner.pricing import MeshPricing, Pricing, boxing_price
+from planner.pricing import MeshPricing, Pricing
 from planner.solver.elimination import solve
 from planner.solver.polytope import integer_program
 from planner.space import Space
 from simulator.cost import CostModel
-from tests.planner.blocks import AlphaBeta, Llama, model
+from tests.planner.blocks import AlphaBeta, Llama, boxing_price, model
 from tests.plans import Layout, cluster, plan_for
 
 SMALL = Llama(batch=4, seq=16, hidden=32, heads=8, groups=4, d=4, inner=64, vocab=50, layers=1, dtype="float32")

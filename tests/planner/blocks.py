@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ir.boxing import Price, step_nbytes
 from ir.graph import Builder, Graph
 from ir.mesh import JOINED
+from planner.pricing import Pricing, step_price
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class AlphaBeta:
 
     def local_s(self, nbytes: float) -> float:
         return nbytes / self.memory_bytes_per_s + self.launch_s
+
+
+def boxing_price(pricing: Pricing, axes: Sequence[str], mesh: Sequence[int], shape: Sequence[int], itemsize: int) -> Price:
+    """What one boxing step of a tensor costs, for `ir.boxing.chain`."""
+    return lambda step: step_price(pricing, step.over(axes), step.kind, *step_nbytes(step, shape, mesh, itemsize))
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from ir.sbp import B, NdSbp, P, S
 from ir.units import DTYPE_BYTES
 from planner.facts import analyse
 from planner.placement import Placed, new_tables, price, search
-from planner.pricing import Pricing, boxing_price
+from planner.pricing import Pricing
 from planner.solver.elimination import solve
 from planner.space import Limit, Space, layout_space
-from tests.planner.blocks import AlphaBeta, Llama, model
+from tests.planner.blocks import AlphaBeta, Llama, boxing_price, model
 
 BLOCK = ("q", "k", "v", "rope_q", "rope_k", "attn", "o", "add1", "norm2", "gate", "up", "swiglu", "down", "add2")
 COLUMN_THEN_ROW = {
